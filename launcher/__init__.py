@@ -1,0 +1,1 @@
+"""The login node: the `towline` command."""

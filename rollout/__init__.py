@@ -1,0 +1,1 @@
+"""Prompts to scored rollouts: inference engines, sampling, rewards, weight receiver."""

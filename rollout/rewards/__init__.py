@@ -1,0 +1,1 @@
+"""Reward functions: one completion and its gold answer to a verdict."""

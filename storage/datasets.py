@@ -1,0 +1,172 @@
+"""Prompts of a dataset: read once, whole, checked row by row, and identified by a digest.
+
+Answers stay as the dataset has them: what `#### 18` or `\\boxed{18}` means is known to the rewards.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from towline.storage.data_config import DataConfig
+from towline.storage.dataset_rows import SourceRow, json_kind, missing_field, source_rows
+from towline.storage.errors import ConfigError, DataError
+from towline.storage.records import Prompt
+
+PLACEHOLDER = "{prompt}"
+MAX_REJECTIONS_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetReport:
+    num_rows: int
+    """Rows that make a prompt."""
+    num_duplicates: int
+    """Rows whose prompt text an earlier row has; they are kept."""
+    prompt_chars_p50: int
+    """Median length of the prompts after the template, in characters."""
+    prompt_chars_p95: int
+    prompt_chars_max: int
+    num_rejected: int
+    """Rows that make no prompt."""
+    rejected: tuple[str, ...]
+    """The first of them: where, what was found, what was expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptDataset:
+    source: str
+    """The file, folder or task."""
+    prompts: tuple[Prompt, ...]
+    """In the order of the source; `prompts[i].row == i`."""
+    digest: str
+    """blake2b over every prompt's text (after the template) and answer, in order."""
+    report: DatasetReport
+
+
+class _Rejected(Exception):
+    """A row makes no prompt; the message says why."""
+
+
+def load_prompts(config: DataConfig) -> PromptDataset:
+    """Read a dataset of which every row is good.
+
+    Raises:
+        DataError: naming up to ten bad rows, or saying what is wrong with the source as a whole.
+        ConfigError: the template cannot be read or has not exactly one placeholder.
+    """
+    dataset = survey_prompts(config)
+    if dataset.report.num_rejected:
+        raise _rejection(dataset.source, dataset.report.num_rejected, dataset.report.rejected)
+    return dataset
+
+
+def survey_prompts(config: DataConfig) -> PromptDataset:
+    """Read what is good of a dataset and report the rest: for showing, not for training."""
+    before, after = _read_template(config.template)
+    prompts: list[Prompt] = []
+    rejected: list[str] = []
+    for source_row in source_rows(config):
+        try:
+            question, answer = _question_and_answer(source_row, config)
+            prompts.append(Prompt(row=len(prompts), text=before + question + after, answer=answer))
+        except _Rejected as reason:
+            rejected.append(f"{source_row.where}: {reason}")
+    if not prompts and not rejected:
+        raise DataError(f"{config.train} has no rows")
+    if not prompts:
+        raise _rejection(config.train, len(rejected), rejected)
+    return PromptDataset(
+        source=config.train, prompts=tuple(prompts), digest=_digest(prompts), report=_report(prompts, rejected)
+    )
+
+
+def _read_template(path: Path | None) -> tuple[str, str]:
+    """Return what stands before and after the prompt."""
+    if path is None:
+        return "", ""
+    try:
+        template = path.read_text(encoding="utf-8-sig").removesuffix("\n")
+    except OSError as error:
+        raise ConfigError(f"template {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"template {path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
+        ) from error
+    if (found := template.count(PLACEHOLDER)) != 1:
+        raise ConfigError(f"template {path} holds {PLACEHOLDER} {found} times; expected exactly once")
+    before, _, after = template.partition(PLACEHOLDER)
+    return before, after
+
+
+def _question_and_answer(row: SourceRow, config: DataConfig) -> tuple[str, str]:
+    if row.problem is not None:
+        raise _Rejected(row.problem)
+    prompt_field, answer_field = config.fields["prompt"], config.fields["answer"]
+    for name in (prompt_field, answer_field):
+        if name not in row.values:
+            raise _Rejected(missing_field(name, row.values))
+    question, answer = row.values[prompt_field], row.values[answer_field]
+    if not isinstance(question, str):
+        raise _Rejected(f'field "{prompt_field}" is {json_kind(question)}; expected a string')
+    return _checked_text(question, prompt_field), _checked_text(_answer_text(answer, answer_field), answer_field)
+
+
+def _answer_text(answer: object, name: str) -> str:
+    """Gold answers are compared as text, so a number becomes the text JSON has for it."""
+    if isinstance(answer, str):
+        return answer
+    is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
+    if not is_number:
+        raise _Rejected(f'field "{name}" is {json_kind(answer)}; expected a string or a number')
+    return json.dumps(answer)
+
+
+def _checked_text(text: str, name: str) -> str:
+    if not text.strip():
+        raise _Rejected(f'field "{name}" is empty')
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise _Rejected(
+            f'field "{name}" holds half a surrogate pair ({half}) at {error.start}; it is no text'
+        ) from None
+    return text
+
+
+def _digest(prompts: Iterable[Prompt]) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    for prompt in prompts:
+        for text in (prompt.text, prompt.answer):
+            encoded = text.encode("utf-8")
+            # With its length before it, text cannot move from one row or field to the next unnoticed.
+            digest.update(len(encoded).to_bytes(8, "little"))
+            digest.update(encoded)
+    return digest.hexdigest()
+
+
+def _report(prompts: list[Prompt], rejected: list[str]) -> DatasetReport:
+    lengths = np.array([len(prompt.text) for prompt in prompts])
+    p50, p95 = np.quantile(lengths, [0.5, 0.95], method="inverted_cdf")
+    return DatasetReport(
+        num_rows=len(prompts),
+        num_duplicates=len(prompts) - len({prompt.text for prompt in prompts}),
+        prompt_chars_p50=int(p50),
+        prompt_chars_p95=int(p95),
+        prompt_chars_max=int(lengths.max()),
+        num_rejected=len(rejected),
+        rejected=tuple(rejected[:MAX_REJECTIONS_SHOWN]),
+    )
+
+
+def _rejection(source: str, num_rejected: int, rejected: Iterable[str]) -> DataError:
+    shown = list(rejected)[:MAX_REJECTIONS_SHOWN]
+    if num_rejected == 1:
+        return DataError(shown[0])
+    more = [f"and {num_rejected - len(shown)} more"] if num_rejected > len(shown) else []
+    return DataError("\n  ".join([f"{source}: {num_rejected} rows cannot be used", *shown, *more]))

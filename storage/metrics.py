@@ -1,0 +1,92 @@
+"""Metric names with their units, and the two sinks: JSON lines (one object a step) and TensorBoard."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+METRICS: dict[str, str] = {
+    "reward/mean": "mean total reward of the scored completions",
+    "reward/std": "standard deviation of the total reward over the step",
+    "reward/failed": "fraction of completions whose grading failed or ran out of time",
+    "reward/useful_groups": "fraction of groups whose rewards differ",
+    "reward/part/*": "mean of one reward part, unweighted",
+    "completion/length": "mean completion length, tokens",
+    "completion/length_max": "longest completion, tokens",
+    "completion/truncated": "fraction cut at max_completion_tokens",
+    "loss/policy": "the loss that was minimised, mean over the inner steps",
+    "loss/kl": "k3 estimate of KL(policy, reference), nats per token",
+    "loss/clipped": "fraction of loss tokens whose ratio was clipped",
+    "loss/clipped_first": "the same at the first inner step (0 when old log-probs are right)",
+    "loss/entropy": "entropy of the policy, nats per token",
+    "loss/gradient_norm": "before clipping, L2, mean over the inner steps",
+    "loss/learning_rate": "of the last inner step",
+    "mismatch/k3": "k3 between engine and trainer before the first inner step, nats per token",
+    "mismatch/max_abs_logprob": "largest difference of one token's log-prob between engine and trainer, nats",
+    "probe/new": "largest difference of the probe text's log-probs: engine and trainer, new weights, nats",
+    "probe/old": "the same against the trainer's previous weights, nats",
+    "probe/verdict": "1 new weights are in use, 0 step too small to tell apart",
+    "tokens/loss": "completion tokens trained on",
+    "tokens/trained": "prompt and completion tokens that went through the trainer, per inner epoch",
+    "tokens/fill": "share of the packed token budget that is not padding",
+    "speed/tokens_per_s": "tokens/trained divided by seconds/step",
+    "seconds/wait": "trainer waiting for generation and scoring, s",
+    "seconds/generate": "sum over chunks of generation time divided by engines, s",
+    "seconds/score": "wall time of scoring, s",
+    "seconds/train": "inner steps, s",
+    "seconds/sync": "publication of the weights and probe, s",
+    "seconds/step": "from one step's end to the next, s",
+    "memory/trainer_gib": "largest resident memory of a trainer rank so far, GiB",
+    "version": "policy version after the step",
+    "staleness/max": "largest step minus version over the tokens trained on, steps",
+}
+
+
+class MetricsWriter:
+    """Append one row a step. A value that is not finite is written as null in JSON and left out of TensorBoard."""
+
+    def __init__(self, jsonl: Path, tensorboard: Path) -> None:
+        # Slow to import, wanted only by the process that writes.
+        from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingTypeStubs]
+
+        self._jsonl = jsonl
+        self._tensorboard: Any = SummaryWriter(str(tensorboard), flush_secs=30)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        check_names(values)
+        append_jsonl(self._jsonl, {"step": step, **values})
+        for name, value in values.items():
+            if math.isfinite(value):
+                self._tensorboard.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._tensorboard.close()
+
+
+def check_names(values: dict[str, float]) -> None:
+    unknown = [name for name in values if name not in METRICS and f"{name.rsplit('/', 1)[0]}/*" not in METRICS]
+    assert not unknown, f"metrics without an entry in METRICS: {unknown}"
+
+
+def append_jsonl(path: Path, row: dict[str, Any]) -> None:
+    """Append one row. A file has one writer at a time; a reader may find its last line unfinished.
+
+    A line that a killed writer left unfinished is cut off first: the two would make a line that nobody can read.
+    """
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+    }
+    line = json.dumps(finite).encode() + b"\n"
+    with path.open("ab+") as file:
+        if not _ends_whole(file):
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line)
+
+
+def _ends_whole(file: BinaryIO) -> bool:
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"

@@ -1,0 +1,95 @@
+"""What crosses from one room to another. All token ids are the engine's own: nothing is tokenised twice."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class FinishReason(IntEnum):
+    STOP = 0
+    """The model ended its turn."""
+    LENGTH = 1
+    """Cut at `max_completion_tokens`."""
+    ABORTED = 2
+    """Taken back by the engine or by us; never trained on."""
+
+
+class ScoreStatus(IntEnum):
+    OK = 0
+    FAILED = 1
+    """The grader raised, died or answered nonsense. Its value is NaN, never 0."""
+    TIMEOUT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    row: int
+    """Index of the row in its dataset, from 0."""
+    text: str
+    """After the template, before tokenisation."""
+    answer: str
+    """The gold answer, as the dataset has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    """`rollout_logprobs`: natural log, at the sampling temperature, one for each token id."""
+    versions: NDArray[np.uint32]
+    """Version of the policy that produced each token."""
+    finish_reason: FinishReason
+    seed: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """All completions of one prompt."""
+
+    prompt: Prompt
+    prompt_token_ids: NDArray[np.int32]
+    completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    parts: dict[str, float]
+    """Reward part → value, unweighted; NaN where that part failed."""
+    total: float
+    """Weighted sum; NaN unless every part is OK."""
+    status: ScoreStatus
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkId:
+    """A piece of one step's work: the unit of leasing, sealing and scoring."""
+
+    step: int
+    wave: int
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step:06d}/wave-{self.wave}/chunk-{self.chunk:03d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardOrigin:
+    """Where a shard comes from: enough to say which weights wrote each token."""
+
+    chunk: ChunkId
+    branch: int
+    engine: int
+    attempt: int
+    weight_hashes: dict[int, str]
+    """Policy version → digest of the weight stream the engine had received; "" for the version loaded from disk."""
+    sampling: dict[str, float | int]
+    """The sampling settings that hold for every completion of the shard."""
+    began: float
+    """Unix time on the engine's host when the first request of the chunk was submitted, s."""
+    ended: float
+    """The same, when the last one finished."""

@@ -1,0 +1,1 @@
+"""Batches to weights: packing, losses, the DeepSpeed engine and the training loops."""
