@@ -1,0 +1,288 @@
+"""One rank of a small trainer: runs every scenario of test_deepspeed_engine.py that its number of ranks allows.
+
+    mpirun -n 2 python deepspeed_worker.py FOLDER HOST:PORT
+
+FOLDER holds the models and the pickled groups; rank 0 leaves there, for each scenario, `NAME.json` and `NAME.npz`.
+"""
+
+import copy
+import gc
+import json
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_grad
+from torch import Tensor
+
+from towline.jobs.rendezvous import find_world
+from towline.storage.errors import RewardError
+from towline.trainer.config import TrainerConfig
+from towline.trainer.deepspeed_engine import DeepSpeedEngine, shard_frozen
+from towline.trainer.grpo import take_inner_steps
+from towline.trainer.packing import PackedBatch, TokenSequence, pack
+from towline.trainer.policy import Policy, load_policy
+from towline.trainer.reference import Reference
+
+TEMPERATURE = 0.7
+STAGES = (0, 1, 2, 3)
+Arrays = dict[str, np.ndarray]
+
+
+class RecordingEngine(DeepSpeedEngine):
+    """Looks at the gradients that DeepSpeed is about to apply."""
+
+    def step(self, learning_rate: float) -> float:
+        self.gradients = {}
+        for name, parameter in self.policy.model.named_parameters():
+            gradient = safe_get_full_grad(parameter)
+            assert gradient is not None, name
+            self.gradients[f"gradient/{name}"] = to_numpy(gradient)
+        return super().step(learning_rate)
+
+    def weights(self) -> Arrays:
+        metas = self.tensors()
+        with self.gathered(range(len(metas))) as tensors:
+            return {f"weight/{meta.name}": to_numpy(tensor) for meta, tensor in zip(metas, tensors, strict=True)}
+
+
+class RecordingReference:
+    """Remembers what it was asked."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self.answers: list[tuple[PackedBatch, Tensor]] = []
+
+    def logprobs(self, batch: PackedBatch) -> Tensor:
+        answer = self._reference.logprobs(batch)
+        self.answers.append((batch, answer))
+        return answer
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().float().numpy().copy()
+
+
+class Scenarios:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.groups = pickle.loads((folder / "groups.pkl").read_bytes())
+        self._policies: dict[tuple[str, str], Policy] = {}
+
+    def config(self, **settings: Any) -> TrainerConfig:
+        usual = {"learning_rate": 1e-3, "precision": "float32", "kl_beta": 0.1, "max_grad_norm": 0.5}
+        # Unchecked, so that the learning rate may be 0.
+        return TrainerConfig(learning_rate=1).model_copy(update=usual | settings)
+
+    def policy(self, model: str, precision: str) -> Policy:
+        """A copy: to load one and to prove that it can be packed takes longer than most scenarios."""
+        key = (model, precision)
+        if key not in self._policies:
+            self._policies[key] = load_policy(self.folder / model, temperature=TEMPERATURE, precision=precision)
+        return copy.deepcopy(self._policies[key])
+
+    def engine(self, model: str, config: TrainerConfig) -> RecordingEngine:
+        policy = self.policy(model, config.precision)
+        if config.gradient_checkpointing:
+            policy = load_policy(
+                self.folder / model, temperature=TEMPERATURE, precision=config.precision, gradient_checkpointing=True
+            )
+        return RecordingEngine(policy, config)
+
+    def reference(self, model: str, config: TrainerConfig) -> Reference:
+        """As `Reference` loads it, from a copy."""
+        reference = object.__new__(Reference)
+        reference._policy = shard_frozen(self.policy(model, config.precision), config)
+        return reference
+
+    def inner_steps(
+        self, engine: DeepSpeedEngine, reference: Any, config: TrainerConfig, groups: str, step: int = 0
+    ) -> dict[str, float]:
+        return take_inner_steps(
+            engine, reference, config, self.groups[groups], step=step, seed=1, max_completion_tokens=20,
+            on_progress=lambda phase: None,
+        )  # fmt: skip
+
+    def one_step(self, model: str = "tied", *, groups: str | None = None, reference: str = "other", **settings: Any):
+        """A training step on a fresh engine: metrics, the gradients of its last inner step, the weights after it."""
+        config = self.config(**settings)
+        engine = self.engine(model, config)
+        before = engine.weights()
+        with_reference = self.reference(reference, config) if config.kl_beta > 0 else None
+        metrics = self.inner_steps(engine, with_reference, config, groups or model)
+        after = engine.weights()
+        moved = max(np.abs(after[name] - before[name]).max() for name in before)
+        return metrics | {"moved": float(moved)}, engine.gradients | after
+
+    def inner_epochs(self, zero_stage: int):
+        """Two epochs over two minibatches, once with learning rate 0: then the second epoch repeats the first."""
+        config = self.config(
+            zero_stage=zero_stage, inner_epochs=2, minibatches=2, max_tokens_per_microbatch=24, learning_rate=0.0
+        )
+        engine = self.engine("tied", config)
+        reference = RecordingReference(Reference(self.folder / "other", config, temperature=TEMPERATURE))
+        still = self.inner_steps(engine, reference, config, "tied")
+        fresh = self.policy("other", "float32")
+        with torch.no_grad():
+            errors = [(fresh(batch)[0] - answer).abs() for batch, answer in reference.answers]
+        once = self.one_step(zero_stage=zero_stage, minibatches=2, max_tokens_per_microbatch=24, learning_rate=0.0)[0]
+        moving = self.one_step(zero_stage=zero_stage, inner_epochs=2, minibatches=2, max_tokens_per_microbatch=24)
+        found = {
+            "asked": len(reference.answers),
+            "asked_twice": len(reference.answers) - len({batch.token_ids.tobytes() for batch, _ in reference.answers}),
+            "reference_error": max(error.max().item() if len(error) else 0.0 for error in errors),
+            "still": still,
+            "once": once,
+            "moving": moving[0],
+        }
+        return found, moving[1]
+
+    def perturbed(self, model: str, precision: str, zero_stage: int):
+        config = self.config(zero_stage=zero_stage, precision=precision)
+        engine = self.engine(model, config)
+        batch = pack([TokenSequence(token_ids=np.arange(1, 30), num_prompt_tokens=1)])
+        found: Arrays = {}
+        # Once as loaded and once after a step, when ZeRO-3 holds some weights whole.
+        for moment in ("loaded", "trained"):
+            if moment == "trained":
+                self.inner_steps(engine, self.reference("other", config), config, model)
+            found |= {f"{moment}/before/logprobs": to_numpy(engine.evaluate(batch))}
+            found |= {f"{moment}/before/{name}": array for name, array in engine.weights().items()}
+            engine.evaluate(batch)
+            with engine.perturbed(seed=3, size=0.05):
+                found |= {f"{moment}/inside/logprobs": to_numpy(engine.evaluate(batch))}
+                found |= {f"{moment}/inside/{name}": array for name, array in engine.weights().items()}
+                found |= {f"{moment}/inside/again": to_numpy(engine.evaluate(batch))}
+            found |= {f"{moment}/after/logprobs": to_numpy(engine.evaluate(batch))}
+            found |= {f"{moment}/after/{name}": array for name, array in engine.weights().items()}
+        metrics = self.inner_steps(engine, self.reference("other", config), config, model, step=1)
+        return metrics, found
+
+    def tensors(self, model: str, zero_stage: int):
+        engine = self.engine(model, self.config(zero_stage=zero_stage))
+        metas = engine.tensors()
+        one_by_one: Arrays = {}
+        for index, meta in enumerate(metas):
+            with engine.gathered([index]) as (tensor,):
+                one_by_one[f"weight/{meta.name}"] = to_numpy(tensor)
+        return {"metas": [[meta.name, meta.dtype, list(meta.shape)] for meta in metas]}, one_by_one
+
+    def resumed(self, zero_stage: int, precision: str):
+        """Two steps, and two steps with another process's memory in between: a fresh engine that loads a checkpoint."""
+        config = self.config(zero_stage=zero_stage, precision=precision, weight_decay=0.1)
+        kept = self.folder / f"checkpoint-{precision}-{zero_stage}"
+        batch = pack([TokenSequence(token_ids=np.arange(1, 30), num_prompt_tokens=1)])
+        engine, reference = self.engine("tied", config), self.reference("other", config)
+        self.inner_steps(engine, reference, config, "tied")
+        engine.save(kept, {"step": 1})
+        found = {f"saved/{name}": array for name, array in engine.weights().items()}
+        found["saved/logprobs"] = to_numpy(engine.evaluate(batch))
+        norms = {}
+        for step in (1, 2):
+            norms[f"straight/{step}"] = self.inner_steps(engine, reference, config, "tied", step=step)
+            found |= {f"straight/{step}/{name}": array for name, array in engine.weights().items()}
+
+        resumed = self.engine("other", config)
+        state = resumed.load(kept)
+        found |= {f"loaded/{name}": array for name, array in resumed.weights().items()}
+        found["loaded/logprobs"] = to_numpy(resumed.evaluate(batch))
+        for step in (1, 2):
+            norms[f"resumed/{step}"] = self.inner_steps(resumed, reference, config, "tied", step=step)
+            found |= {f"resumed/{step}/{name}": array for name, array in resumed.weights().items()}
+        return norms | {"client_state": state["step"]}, found
+
+    def nothing_scored(self, groups: str):
+        config = self.config(zero_stage=2)
+        engine = self.engine("tied", config)
+        before = engine.weights()
+        try:
+            self.inner_steps(engine, None, config, groups, step=7)
+        except RewardError as error:
+            after = engine.weights()
+            moved = max(np.abs(after[name] - before[name]).max() for name in before)
+            return {"error": str(error), "moved": float(moved)}, {}
+        return {"error": None}, {}
+
+
+Scenario = Callable[[], tuple[dict[str, Any], Arrays]]
+
+
+def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
+    """Name and work of each; those that differ between numbers of ranks run on both."""
+    for stage in STAGES:
+        for model in ("tied", "untied"):
+            yield f"{model}-zero{stage}", lambda m=model, z=stage: s.one_step(m, zero_stage=z)
+        yield (
+            f"three-zero{stage}",
+            lambda z=stage: s.one_step(groups="three", zero_stage=z, max_tokens_per_microbatch=16),
+        )
+    for normaliser in ("sequence", "constant"):
+        yield f"{normaliser}-zero2", lambda n=normaliser: s.one_step(normaliser=n, zero_stage=2)
+    if num_ranks == 1:
+        return
+    for stage in STAGES:
+        yield f"micro-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, max_tokens_per_microbatch=32)
+        yield f"warmup-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, warmup_steps=4)
+        yield f"bfloat16-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, precision="bfloat16")
+    for stage in (2, 3):
+        yield f"checkpointing-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, gradient_checkpointing=True)
+        yield f"still-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, learning_rate=0.0)
+        yield f"unpenalised-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, kl_beta=0.0)
+        yield f"at-reference-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, reference="tied")
+        yield f"epochs-zero{stage}", lambda z=stage: s.inner_epochs(z)
+        for precision in ("float32", "bfloat16"):
+            yield f"resumed-{precision}-zero{stage}", lambda p=precision, z=stage: s.resumed(z, p)
+    for stage in (0, 2, 3):
+        yield f"perturbed-zero{stage}", lambda z=stage: s.perturbed("untied", "float32", z)
+        yield f"tensors-tied-zero{stage}", lambda z=stage: s.tensors("tied", z)
+        yield f"tensors-untied-zero{stage}", lambda z=stage: s.tensors("untied", z)
+    yield "perturbed-bfloat16-zero3", lambda: s.perturbed("tied", "bfloat16", 3)
+    yield "failed", lambda: s.nothing_scored("failed")
+    yield "single", lambda: s.nothing_scored("single")
+
+
+@contextmanager
+def trainer_group(address: str) -> Iterator[None]:
+    world = find_world()
+    os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": str(world.local_rank)}
+    host, port = address.rsplit(":", 1)
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+    client = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore(f"ranks-{world.size}", client), rank=world.rank, world_size=world.size
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    folder, address = Path(sys.argv[1]), sys.argv[2]
+    chosen = sys.argv[3:]
+    # Each ZeRO-3 engine collects garbage, for seconds if it has to look at all that was imported.
+    gc.freeze()
+    with trainer_group(address):
+        warnings.filterwarnings("error")
+        warnings.filterwarnings("ignore", module=r"(torch|deepspeed|transformers)\b")
+        for name, run in scenarios(Scenarios(folder), dist.get_world_size()):
+            if chosen and name not in chosen:
+                continue
+            found, arrays = run()
+            if dist.get_rank() == 0:
+                place = folder / f"ranks-{dist.get_world_size()}"
+                place.mkdir(exist_ok=True)
+                (place / f"{name}.json").write_text(json.dumps(found))
+                np.savez(place / f"{name}.npz", **arrays)  # pyright: ignore[reportArgumentType]
+
+
+if __name__ == "__main__":
+    main()

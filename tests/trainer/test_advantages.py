@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from towline.storage.errors import NumericsError
+from towline.trainer.advantages import group_advantages
+
+NAN, INF = float("nan"), float("inf")
+
+
+def advantages(*rewards, **options):
+    return group_advantages(np.array(rewards, dtype=np.float64), **options)
+
+
+def test_one_success_in_four_by_hand():
+    # mean 1/4, population std sqrt(3)/4
+    root = np.sqrt(3)
+    np.testing.assert_allclose(advantages(1, 0, 0, 0), [root, -root / 3, -root / 3, -root / 3], rtol=1e-5)
+
+
+def test_without_scale_the_mean_alone_is_taken_off():
+    np.testing.assert_array_equal(advantages(1, 0, 0, 0, scale="none"), [0.75, -0.25, -0.25, -0.25])
+
+
+def test_epsilon_is_added_to_the_deviation():
+    np.testing.assert_allclose(advantages(1, 0, epsilon=0.5), [0.5, -0.5], rtol=1e-15)
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("rewards", [[1] * 4, [0] * 4, [0.1] * 3, [0.1] * 8, [0.7] * 8, [-1e9 / 3] * 7])
+def test_equal_rewards_give_exactly_zero(rewards, scale):
+    # G3-01, G3-02: 0.1 three times has a mean that is not 0.1
+    result = advantages(*rewards, scale=scale, epsilon=1e-20)
+    np.testing.assert_array_equal(result, np.zeros(len(rewards)))
+
+
+def test_equal_float32_rewards_give_exactly_zero():
+    rewards = np.full(8, 0.1, dtype=np.float32)
+    np.testing.assert_array_equal(group_advantages(rewards, epsilon=1e-8), np.zeros(8))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1, NAN, 0, 1], [0.70711, 0, -1.41421, 0.70711]),
+        ([NAN, 0, 1, 1], [0, -1.41421, 0.70711, 0.70711]),
+        ([NAN, 0.1, 0.1, 0.1], [0, 0, 0, 0]),
+    ],
+)
+def test_a_failed_score_is_left_out_and_gets_zero(rewards, expected):
+    # G3-04
+    np.testing.assert_allclose(advantages(*rewards), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("rewards", [[1], [NAN, NAN], [1, NAN], [NAN, NAN, 0.5]])
+def test_fewer_than_two_scores_drop_the_group(rewards):
+    assert advantages(*rewards) is None
+
+
+@pytest.mark.parametrize(("rewards", "index"), [([INF, 0, 1, 1], 0), ([0, 1, -INF], 2), ([INF, NAN], 0)])
+def test_an_infinite_reward_is_refused_by_index(rewards, index):
+    # G3-06
+    with pytest.raises(NumericsError, match=f"completion {index} "):
+        advantages(*rewards)
+
+
+def test_groups_of_other_scale_get_the_same_advantages():
+    # G3-07
+    np.testing.assert_allclose(advantages(1, 0), [1, -1], atol=1e-5)
+    np.testing.assert_allclose(advantages(10, 0), [1, -1], atol=1e-5)
+
+
+def test_advantages_are_float64_with_mean_zero_and_leave_the_rewards_alone():
+    rewards = np.random.default_rng(0).normal(size=16)
+    before = rewards.copy()
+    result = group_advantages(rewards)
+    assert result.dtype == np.float64
+    assert abs(result.mean()) < 1e-15
+    assert result.std() == pytest.approx(1, abs=1e-5)
+    np.testing.assert_array_equal(rewards, before)

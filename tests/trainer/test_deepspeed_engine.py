@@ -1,0 +1,418 @@
+"""The trainer on real DeepSpeed, over gloo, under a real mpirun: what no number of ranks, ZeRO stage or micro-batch
+may change, and that a checkpoint goes on to the bit. deepspeed_worker.py runs it all, in one launch for each number of
+ranks; the tests compare what it found."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from scored_groups import NAN, completion, score, scored_group
+from towline.storage.records import FinishReason
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TEMPERATURE, BETA, CLIP, LEARNING_RATE, MAX_NORM = 0.7, 0.1, 0.2, 1e-3, 0.5
+STAGES = (0, 1, 2, 3)
+WORKER = Path(__file__).parent / "deepspeed_worker.py"
+LAUNCH_TIMEOUT_S = 500
+
+# --- models and groups -------------------------------------------------------------------------------------------
+
+
+def tiny_llama(seed, *, tied):
+    """Its embeddings and MLP are large enough for ZeRO-3 to shard them always; it keeps the rest whole after use."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=1600, hidden_size=64, intermediate_size=1600, num_hidden_layers=2, num_attention_heads=2,
+        head_dim=32, num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=tied,
+        initializer_range=0.06,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def padded_logprobs(model, sequences):
+    """The plain way: right padding, an attention mask, all logits; a list of [completion tokens]."""
+    longest = max(len(prompt) + len(ids) for prompt, ids in sequences)
+    ids_BT, mask_BT = torch.zeros(2, len(sequences), longest, dtype=torch.int64)
+    for row, (prompt, ids) in enumerate(sequences):
+        ids_BT[row, : len(prompt) + len(ids)] = torch.tensor([*prompt, *ids])
+        mask_BT[row, : len(prompt) + len(ids)] = 1
+    logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits / TEMPERATURE
+    logprobs_BTV = torch.log_softmax(logits_BTV, -1)
+    return [
+        logprobs_BTV[row, len(prompt) - 1 : len(prompt) + len(ids) - 1].gather(-1, torch.tensor(ids)[:, None])[:, 0]
+        for row, (prompt, ids) in enumerate(sequences)
+    ]
+
+
+def random_groups(model, lengths, *, seed=0):
+    """Old log-probs are the model's own with noise, so that some ratios are clipped."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for row, (prompt_length, completion_lengths) in enumerate(lengths):
+        prompt = rng.integers(0, 1600, prompt_length).tolist()
+        token_ids = [rng.integers(0, 1600, length).tolist() for length in completion_lengths]
+        with torch.no_grad():
+            own = padded_logprobs(model, [(prompt, ids) for ids in token_ids])
+        completions = [
+            completion(ids, logprobs.numpy() + rng.normal(0, 0.15, len(ids)))
+            for ids, logprobs in zip(token_ids, own, strict=True)
+        ]
+        groups.append(scored_group(prompt, completions, rng.random(len(completions)).round(1), row=row))
+    return groups
+
+
+LENGTHS = [(3, [9, 2, 17, 12]), (7, [2, 15, 4, 11]), (5, [8, 8, 8, 14]), (4, [17, 1, 6, 10])]
+THREE = [(3, [9, 12, 7])]
+"""No two of which fit into 16 tokens: the second of two ranks gets an empty micro-batch."""
+
+
+def failed_groups(*, one_scored):
+    details = ["", "ValueError: no gold answer"] + [""] * 2
+    scores = [score(NAN, detail=detail) for detail in details]
+    groups = [scored_group([1, 2], [completion([3, 4])] * 4, scores, row=row) for row in range(2)]
+    if one_scored:
+        aborted = completion([3], finish_reason=FinishReason.ABORTED)
+        groups.append(scored_group([1, 2], [completion([3]), aborted, aborted], [0.5, 1.0, 0.0]))
+    return groups
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {"tied": tiny_llama(0, tied=True), "untied": tiny_llama(1, tied=False), "other": tiny_llama(2, tied=True)}
+
+
+@pytest.fixture(scope="module")
+def groups(models):
+    return {
+        "tied": random_groups(models["tied"], LENGTHS),
+        "untied": random_groups(models["untied"], LENGTHS),
+        "three": random_groups(models["tied"], THREE),
+        "failed": failed_groups(one_scored=False),
+        "single": failed_groups(one_scored=True),
+    }
+
+
+# --- the launch --------------------------------------------------------------------------------------------------
+
+
+class Found:
+    """What the worker left, by number of ranks and scenario."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def values(self, scenario, ranks=2):
+        return json.loads((self.folder / f"ranks-{ranks}" / f"{scenario}.json").read_text())
+
+    def arrays(self, scenario, ranks=2):
+        with np.load(self.folder / f"ranks-{ranks}" / f"{scenario}.npz") as stored:
+            return dict(stored)
+
+
+def launch(num_ranks, folder, address):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    environment |= {"OMP_NUM_THREADS": "1", "TOWLINE_NUM_TASKS": str(num_ranks), "HF_HUB_OFFLINE": "1"}
+    mpirun = Path(sys.executable).parent / "mpirun"
+    flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(num_ranks)]
+    with (folder / f"ranks-{num_ranks}.log").open("w") as log:
+        return subprocess.Popen(
+            [mpirun, *flags, sys.executable, WORKER, folder, address], env=environment, stdout=log, stderr=log
+        )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, models, groups):
+    folder = tmp_path_factory.mktemp("deepspeed")
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+    (folder / "groups.pkl").write_bytes(pickle.dumps(groups))
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launches = {ranks: launch(ranks, folder, f"127.0.0.1:{store.port}") for ranks in (1, 2)}
+    deadline = time.monotonic() + LAUNCH_TIMEOUT_S
+    try:
+        for ranks, process in launches.items():
+            code = process.wait(timeout=max(1.0, deadline - time.monotonic()))
+            assert code == 0, (folder / f"ranks-{ranks}.log").read_text()[-6000:]
+    finally:
+        for process in launches.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return Found(folder)
+
+
+# --- comparing ---------------------------------------------------------------------------------------------------
+
+
+def largest_difference(found, wanted, kind):
+    """Over all tensors of a kind, the largest difference relative to the largest number of that tensor."""
+    names = [name for name in wanted if name.startswith(kind)]
+    assert names
+    assert sorted(name for name in found if name.startswith(kind)) == sorted(names)
+    return max(np.abs(found[name] - wanted[name]).max() / np.abs(wanted[name]).max() for name in names)
+
+
+def assert_same_step(found, wanted, relative=1e-5):
+    """Of two (values, arrays): loss, KL, gradient norm, every gradient, and the weights after the step."""
+    for name in ("loss/policy", "loss/kl", "loss/gradient_norm", "loss/entropy", "loss/clipped", "tokens/loss"):
+        assert found[0][name] == pytest.approx(wanted[0][name], rel=relative), name
+    assert largest_difference(found[1], wanted[1], "gradient") < relative
+    # AdamW's first step is the sign of the gradient, also of one that is all rounding: at most two steps apart, rarely.
+    for name in (name for name in wanted[1] if name.startswith("weight")):
+        difference = np.abs(found[1][name] - wanted[1][name])
+        assert difference.max() <= 2.1 * LEARNING_RATE, name
+        assert (difference > 0.01 * LEARNING_RATE).mean() < 1e-3, name
+
+
+def assert_same_bits(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+
+
+def part(arrays, prefix):
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+# --- one gradient, however it is computed ------------------------------------------------------------------------
+
+
+def padded_step(model, reference, groups):
+    """The same training step in a few lines of torch: padded, one process, no DeepSpeed."""
+    model.requires_grad_(True)
+    model.zero_grad()
+    total, kl, num_tokens = 0.0, 0.0, 0
+    for scored in groups:
+        rewards = np.array([item.total for item in scored.scores])
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        sequences = [(scored.group.prompt_token_ids, item.token_ids.tolist()) for item in scored.group.completions]
+        with torch.no_grad():
+            reference_logprobs = padded_logprobs(reference, sequences)
+        for item, advantage, logprobs, other in zip(
+            scored.group.completions, advantages, padded_logprobs(model, sequences), reference_logprobs, strict=True
+        ):
+            ratio = torch.exp(logprobs - torch.from_numpy(item.logprobs))
+            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+            divergence = torch.exp(other - logprobs) - (other - logprobs) - 1
+            total = total + (-torch.minimum(ratio * advantage, clipped * advantage) + BETA * divergence).sum()
+            kl += divergence.sum().item()
+            num_tokens += len(logprobs)
+    (total / num_tokens).backward()
+    gradients = {f"gradient/{name}": weight.grad.numpy().copy() for name, weight in model.named_parameters()}
+    norm = np.sqrt(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients.values()))
+    return {"loss": total.item() / num_tokens, "kl": kl / num_tokens, "norm": norm, "tokens": num_tokens}, gradients
+
+
+@pytest.fixture(scope="module")
+def padded(models, groups):
+    return {model: padded_step(models[model], models["other"], groups[model]) for model in ("tied", "untied")}
+
+
+@pytest.mark.parametrize("model", ["tied", "untied"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_packed_and_sharded_training_equals_plain_padded_training(found, padded, model, ranks, stage):
+    wanted, gradients = padded[model]
+    values, arrays = found.values(f"{model}-zero{stage}", ranks), found.arrays(f"{model}-zero{stage}", ranks)
+    assert values["loss/policy"] == pytest.approx(wanted["loss"], rel=1e-5)
+    assert values["loss/kl"] == pytest.approx(wanted["kl"], rel=1e-5)
+    assert values["loss/gradient_norm"] == pytest.approx(wanted["norm"], rel=1e-5)
+    assert values["tokens/loss"] == wanted["tokens"]
+    assert largest_difference(arrays, gradients, "gradient") < 1e-5
+    assert 0 < values["loss/clipped"] < 0.5
+    assert wanted["norm"] > MAX_NORM
+
+
+@pytest.mark.parametrize("model", ["tied", "untied"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_rank_equals_two(found, model, stage):
+    name = f"{model}-zero{stage}"
+    assert_same_step((found.values(name), found.arrays(name)), (found.values(name, 1), found.arrays(name, 1)))
+
+
+@pytest.mark.parametrize("model", ["tied", "untied"])
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_every_zero_stage_equals_none(found, model, stage):
+    name, plain = f"{model}-zero{stage}", f"{model}-zero0"
+    assert_same_step((found.values(name), found.arrays(name)), (found.values(plain), found.arrays(plain)))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_several_micro_batches_equal_one(found, stage):
+    micro, one = found.values(f"micro-zero{stage}"), found.values(f"tied-zero{stage}")
+    assert micro["tokens/fill"] > 10 * one["tokens/fill"]
+    assert_same_step(
+        (micro, found.arrays(f"micro-zero{stage}")), (one, found.arrays(f"tied-zero{stage}")),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_with_an_empty_micro_batch_changes_nothing(found, stage):
+    name = f"three-zero{stage}"
+    two, one = found.values(name), found.values(name, 1)
+    # 3 sequences, 37 tokens: in 3 micro-batches of 16 tokens, or in 4 of which one is empty
+    assert (one["tokens/fill"], two["tokens/fill"]) == (pytest.approx(37 / 48), pytest.approx(37 / 64))
+    assert_same_step((two, found.arrays(name)), (one, found.arrays(name, 1)))
+
+
+@pytest.mark.parametrize("normaliser", ["sequence", "constant"])
+def test_the_other_normalisers_do_not_depend_on_the_ranks(found, normaliser):
+    name = f"{normaliser}-zero2"
+    assert found.values(name)["loss/policy"] != pytest.approx(found.values("tied-zero2")["loss/policy"], rel=1e-3)
+    assert_same_step((found.values(name), found.arrays(name)), (found.values(name, 1), found.arrays(name, 1)))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradient_checkpointing_changes_nothing(found, stage):
+    name, plain = f"checkpointing-zero{stage}", f"tied-zero{stage}"
+    assert_same_step((found.values(name), found.arrays(name)), (found.values(plain), found.arrays(plain)))
+
+
+# --- the reference -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_policy_at_its_reference_has_no_kl_and_the_gradient_of_the_rewards_alone(found, stage):
+    name, unpenalised = f"at-reference-zero{stage}", f"unpenalised-zero{stage}"
+    assert found.values(name)["loss/kl"] == 0.0
+    assert found.values(name)["loss/policy"] == found.values(unpenalised)["loss/policy"]
+    assert largest_difference(found.arrays(name), found.arrays(unpenalised), "gradient") < 1e-6
+    assert found.values(f"tied-zero{stage}")["loss/kl"] > 0.1
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_reference_is_asked_once_for_each_micro_batch(found, stage):
+    values = found.values(f"epochs-zero{stage}")
+    assert values["asked"] >= 4
+    assert values["asked_twice"] == 0
+    assert values["reference_error"] < 1e-5
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_second_inner_epoch_without_learning_repeats_the_first(found, stage):
+    values = found.values(f"epochs-zero{stage}")
+    for name in ("loss/policy", "loss/kl", "loss/gradient_norm", "tokens/loss", "tokens/trained"):
+        assert values["still"][name] == pytest.approx(values["once"][name], rel=1e-6), name
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_inner_steps_build_on_one_another(found, stage):
+    values, one = found.values(f"epochs-zero{stage}"), found.values(f"tied-zero{stage}")
+    assert np.isfinite([values["moving"][name] for name in values["moving"] if name.startswith("loss/")]).all()
+    assert values["moving"]["loss/policy"] != pytest.approx(values["still"]["loss/policy"], rel=1e-2)
+    # four steps of AdamW move further than one
+    assert one["moved"] < values["moving"]["moved"] < 4.4 * LEARNING_RATE
+    assert values["moving"]["tokens/loss"] == one["tokens/loss"] / 2
+
+
+# --- weights -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["loaded", "trained"])
+@pytest.mark.parametrize("name", ["perturbed-zero0", "perturbed-zero2", "perturbed-zero3", "perturbed-bfloat16-zero3"])
+def test_perturbed_weights_are_used_inside_and_come_back_to_the_bit(found, name, moment):
+    arrays = part(found.arrays(name), f"{moment}/")
+    before, inside, after = (part(arrays, f"{when}/") for when in ("before", "inside", "after"))
+    assert_same_bits(after, before)
+    np.testing.assert_array_equal(inside["again"], inside["logprobs"])
+    assert np.abs(inside["logprobs"] - before["logprobs"]).max() > 0.05
+    for weight in part(before, "weight/"):
+        noise = inside[f"weight/{weight}"] - before[f"weight/{weight}"]
+        spread = max(before[f"weight/{weight}"].std(), 1e-3)
+        # of 64 numbers at least, rounded to bfloat16 at worst
+        assert noise.std() == pytest.approx(0.05 * spread, rel=0.35) or "bfloat16" in name, weight
+        assert noise.any() or "norm" in weight, weight
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_perturbation_leaves_no_trace_in_the_training_after_it(found, stage):
+    values = found.values(f"perturbed-zero{stage}")
+    assert values["loss/policy"] == pytest.approx(found.values("perturbed-zero0")["loss/policy"], rel=1e-4)
+
+
+@pytest.mark.parametrize("model", ["tied", "untied"])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_gathered_weights_are_those_of_the_model_folder(found, models, model, stage):
+    name = f"tensors-{model}-zero{stage}"
+    state = {f"weight/{key}": value.detach().numpy() for key, value in models[model].named_parameters()}
+    assert_same_bits(found.arrays(name), state)
+    assert found.values(name)["metas"] == [
+        [key.removeprefix("weight/"), "float32", list(value.shape)] for key, value in state.items()
+    ]
+    assert ("weight/lm_head.weight" in state) == (model == "untied")
+
+
+@pytest.mark.parametrize("name", ["tied-zero0", "tied-zero3", "bfloat16-zero0", "bfloat16-zero3"])
+def test_the_first_step_of_adamw_moves_weights_by_the_learning_rate(found, name):
+    moved = found.values(name)["moved"]
+    rounding = 2**-8 if name.startswith("bfloat16") else 1e-6
+    assert 0.9 * LEARNING_RATE < moved < 1.01 * LEARNING_RATE + rounding
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_first_of_four_warm_up_steps_moves_weights_by_a_quarter_of_it(found, stage):
+    values = found.values(f"warmup-zero{stage}")
+    assert values["loss/learning_rate"] == LEARNING_RATE / 4
+    assert 0.9 * LEARNING_RATE / 4 < values["moved"] < 1.01 * LEARNING_RATE / 4
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_learning_rate_of_0_moves_nothing(found, stage):
+    assert found.values(f"still-zero{stage}")["moved"] == 0.0
+    assert found.values(f"still-zero{stage}")["loss/gradient_norm"] > MAX_NORM
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_bfloat16_trains_on_nearly_the_same_loss(found, stage):
+    half, full = found.values(f"bfloat16-zero{stage}"), found.values(f"tied-zero{stage}")
+    assert half["loss/policy"] == pytest.approx(full["loss/policy"], rel=2e-2, abs=2e-2)
+    assert half["loss/gradient_norm"] == pytest.approx(full["loss/gradient_norm"], rel=5e-2)
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_loaded_checkpoint_goes_on_to_the_bit(found, stage, precision):
+    name = f"resumed-{precision}-zero{stage}"
+    values, arrays = found.values(name), found.arrays(name)
+    assert values["client_state"] == 1
+    assert_same_bits(part(arrays, "loaded/"), part(arrays, "saved/"))
+    for step in (1, 2):
+        straight, resumed = values[f"straight/{step}"], values[f"resumed/{step}"]
+        assert {key: straight[key] for key in straight if key.startswith(("loss/", "tokens/"))} == {
+            key: resumed[key] for key in resumed if key.startswith(("loss/", "tokens/"))
+        }
+        assert_same_bits(part(arrays, f"resumed/{step}/"), part(arrays, f"straight/{step}/"))
+    assert largest_difference(part(arrays, "straight/2/"), part(arrays, "straight/1/"), "weight") > 1e-4
+
+
+# --- nothing to learn from ---------------------------------------------------------------------------------------
+
+
+def test_a_step_whose_grader_always_failed_is_refused(found):
+    values = found.values("failed")
+    assert (
+        "step 7: no prompt has two scored completions to compare: of 8 completions 8 could not be scored"
+        in (values["error"])
+    )
+    assert "ValueError: no gold answer" in values["error"]
+    assert values["moved"] == 0.0
+
+
+def test_a_step_with_single_scored_completions_is_refused(found):
+    values = found.values("single")
+    assert "of 11 completions 8 could not be scored and 2 were taken back" in values["error"]
+    assert values["moved"] == 0.0

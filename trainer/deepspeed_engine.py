@@ -1,0 +1,190 @@
+"""DeepSpeed behind five verbs: accumulate, step, gather weights, save, load. The only file that imports it."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from towline.storage.weight_stream import TensorMeta
+from towline.trainer.config import TrainerConfig
+from towline.trainer.packing import PackedBatch
+from towline.trainer.policy import Policy
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+import deepspeed
+from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+# On CPU its extension would be compiled for half a minute at first use, for a faster all-reduce that gloo does too.
+deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
+
+
+class DeepSpeedEngine:
+    """A policy and its optimiser, sharded over the ranks of torch's default process group.
+
+    Call order of one optimiser step, with the same number of micro-batches on every rank:
+
+        for number, batch in enumerate(batches):
+            logprobs, entropies = engine.forward(batch)
+            engine.backward(loss, is_last=number == len(batches) - 1)
+        gradient_norm = engine.step(learning_rate)
+
+    The loss is the *sum* over the loss tokens of this rank, weighted by the normaliser of the whole step; gradients add
+    up over micro-batches and ranks, so that no number of either changes them.
+    """
+
+    def __init__(self, policy: Policy, config: TrainerConfig) -> None:
+        self.policy = policy
+        self.zero_stage = config.zero_stage
+        self._world_size = dist.get_world_size()
+        optimizer = torch.optim.AdamW(
+            policy.parameters(),
+            lr=config.learning_rate,
+            betas=config.adam_betas,
+            weight_decay=config.weight_decay,
+        )
+        # Any: what is behind it depends on the ZeRO stage.
+        self._engine: Any = deepspeed.initialize(
+            model=policy, optimizer=optimizer, config=_settings(config), dist_init_required=False
+        )[0]
+
+    def forward(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor]:
+        return self._engine(batch, with_entropy=with_entropy)
+
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        # DeepSpeed averages over ranks; the loss is a share of a sum.
+        self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> float:
+        """Apply the gathered gradients; return their L2 norm before clipping."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        own_norm = self._gradient_norm()
+        self._engine.step()
+        norm = self._engine.get_global_grad_norm() if own_norm is None else own_norm
+        assert norm is not None, "DeepSpeed was not told to leave the norm out"
+        return float(norm)
+
+    @torch.no_grad()
+    def evaluate(self, batch: PackedBatch) -> Tensor:
+        """Log-probs without gradient. Every rank must call it: ZeRO-3 gathers."""
+        self._engine.eval()
+        try:
+            return self._engine(batch)[0]
+        finally:
+            self._engine.train()
+
+    def tensors(self) -> list[TensorMeta]:
+        """Name (as in the model folder), dtype and full shape of each weight; a tied one appears once."""
+        return [
+            TensorMeta(
+                name=name,
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                shape=tuple(getattr(parameter, "ds_shape", parameter.shape)),
+            )
+            for name, parameter in self._named()
+        ]
+
+    @contextlib.contextmanager
+    def gathered(self, indices: Sequence[int]) -> Iterator[list[Tensor]]:
+        """The full tensors of some weights, valid inside the block. Every rank must enter, in the same order."""
+        parameters = [self._named()[index][1] for index in indices]
+        if self.zero_stage < 3:
+            yield [parameter.detach() for parameter in parameters]
+        else:
+            with deepspeed.zero.GatheredParameters(parameters):
+                yield [parameter.detach() for parameter in parameters]
+
+    @contextlib.contextmanager
+    def perturbed(self, seed: int, size: float) -> Iterator[None]:
+        """Inside the block every weight carries noise of `size` times its standard deviation; then all is as before."""
+        locals_ = [self._local(parameter) for _, parameter in self._named()]
+        saved = [tensor.clone() for tensor in locals_]
+        # Shards differ from rank to rank, replicas must not.
+        generator = torch.Generator().manual_seed(seed + (dist.get_rank() if self.zero_stage == 3 else 0))
+        with torch.no_grad():
+            for tensor in locals_:
+                noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+                spread = tensor.float().std(correction=0).clamp(min=1e-3) if tensor.numel() else 1.0
+                tensor.add_(noise * (size * spread))
+        self._drop_whole_copies()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in zip(locals_, saved, strict=True):
+                    tensor.copy_(before)
+            self._drop_whole_copies()
+
+    def save(self, folder: Path, client_state: dict[str, Any]) -> None:
+        """Write this rank's part of a checkpoint. Every rank must call it."""
+        self._engine.save_checkpoint(str(folder), tag="engine", client_state=client_state, save_latest=False)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        path, client_state = self._engine.load_checkpoint(str(folder), tag="engine")
+        if path is None:
+            raise FileNotFoundError(f"{folder}/engine")
+        return client_state
+
+    def _drop_whole_copies(self) -> None:
+        """Make ZeRO-3 gather again: after a forward it keeps small weights whole, and would not see a changed shard."""
+        parameters = [parameter for _, parameter in self._named()]
+        whole = [
+            parameter
+            for parameter in parameters
+            if getattr(parameter, "ds_status", None) is deepspeed.zero.ZeroParamStatus.AVAILABLE
+        ]
+        if whole:
+            whole[0].partition(param_list=whole)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _gradient_norm(self) -> Tensor | None:
+        """Only in float32 without ZeRO, where DeepSpeed clips and says nothing; gradients are those of all ranks."""
+        if self.zero_stage > 0 or self._engine.bfloat16_enabled():
+            return None
+        norms = [
+            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
+            for parameter in self.policy.parameters()
+            if parameter.grad is not None
+        ]
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def _named(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(name.removeprefix("model."), parameter) for name, parameter in self.policy.named_parameters()]
+
+    @staticmethod
+    def _local(parameter: torch.nn.Parameter) -> Tensor:
+        """What this rank holds of a weight: its shard under ZeRO-3, else the whole."""
+        shard = getattr(parameter, "ds_tensor", None)
+        return parameter.data if shard is None else shard.data
+
+
+def shard_frozen(policy: Policy, config: TrainerConfig) -> Any:
+    """Wrap a frozen policy so that it is sharded as the trained one is. Call it like the policy, on every rank."""
+    policy.requires_grad_(False).eval()
+    if config.zero_stage < 3:
+        return policy
+    engine, *_ = deepspeed.initialize(model=policy, config=_settings(config), dist_init_required=False)
+    return engine
+
+
+def _settings(config: TrainerConfig) -> dict[str, Any]:
+    return {
+        # Micro-batches are packed by tokens, so DeepSpeed's own counting of examples is not used.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": config.precision == "bfloat16"},
+        "steps_per_print": 10**9,
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "overlap_comm": torch.cuda.is_available(),
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+    }

@@ -1,0 +1,94 @@
+"""Load a policy and compute its token log-probs on a packed batch, head included, in one forward.
+
+T = tokens of the batch, N = its completion tokens, D = model dim, V = vocabulary.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils.import_utils import is_flash_attn_2_available
+
+from towline.storage.errors import ModelError
+from towline.trainer.attention import batch_arguments, register_varlen_attention, shares_prompts
+from towline.trainer.isolation import assert_isolated
+from towline.trainer.logprobs import check_head, token_logprobs, token_logprobs_and_entropy
+from towline.trainer.packing import PackedBatch
+
+
+class Policy(nn.Module):
+    """A causal language model whose forward gives log-probs, so that the head is used where ZeRO-3 gathers it."""
+
+    def __init__(self, model: Any, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self._temperature = temperature
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether completions of one prompt may be cut into one piece, see `packing_plan.cut_into_pieces`."""
+        return shares_prompts(self.model)
+
+    @contextlib.contextmanager
+    def at_temperature(self, temperature: float) -> Iterator[None]:
+        """Inside the block, log-probs are at another temperature than that of sampling."""
+        usual, self._temperature = self._temperature, temperature
+        try:
+            yield
+        finally:
+            self._temperature = usual
+
+    def forward(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor]:
+        """Return log-probs at the sampling temperature and, if wanted, entropies; both [N] float32."""
+        device = next(self.model.parameters()).device
+        assert self.shares_prompts or not batch.shares_prompts, "pieces were cut with shares_prompts, see Policy"
+        hidden_TD = self.model.get_decoder()(**batch_arguments(batch, device)).last_hidden_state[0]
+        hidden_ND = hidden_TD[torch.from_numpy(batch.logit_index).to(device)]
+        head = self.model.get_output_embeddings()
+        targets_N = torch.from_numpy(batch.target_ids).to(device)
+        options: dict[str, Any] = {"temperature": self._temperature, "head_bias_V": getattr(head, "bias", None)}
+        if with_entropy:
+            return token_logprobs_and_entropy(hidden_ND, head.weight, targets_N, **options)
+        logprobs_N = token_logprobs(hidden_ND, head.weight, targets_N, **options)
+        return logprobs_N, logprobs_N.new_empty(0)
+
+
+def load_policy(
+    folder: Path,
+    *,
+    temperature: float,
+    precision: str,
+    gradient_checkpointing: bool = False,
+    attention: str | None = None,
+) -> Policy:
+    """Load the model and prove that packing and chunked log-probs are right for it.
+
+    Args:
+        attention: transformers' name of one that isolates packed sequences. By default flash_attention_2 where it is
+            installed and can be used (bfloat16 on a GPU), which computes a prompt again for each completion, and
+            elsewhere `attention.NAME`, which does not.
+
+    Raises:
+        ModelError: the folder holds no causal language model, or one that cannot be packed.
+    """
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    varlen = register_varlen_attention()
+    if attention is None:
+        can_flash = device.type == "cuda" and precision == "bfloat16" and is_flash_attn_2_available()
+        attention = "flash_attention_2" if can_flash else varlen
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, precision), attn_implementation=attention, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"policy.model {folder} cannot be loaded as a causal language model: {error}") from error
+    model.to(device)
+    assert_isolated(model)
+    check_head(model, torch.arange(1, 18, device=device) % model.config.get_text_config().vocab_size)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Policy(model, temperature)

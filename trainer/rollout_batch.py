@@ -1,0 +1,91 @@
+"""From scored rollouts to training sequences: advantages on read, and what is left out and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from towline.storage.records import FinishReason, RolloutGroup, Score
+from towline.trainer.advantages import group_advantages
+from towline.trainer.packing import TokenSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    group: RolloutGroup
+    scores: tuple[Score, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSequence:
+    tokens: TokenSequence
+    old_logprobs: NDArray[np.float32]
+    """[completion tokens] at generation."""
+    versions: NDArray[np.uint32]
+    advantage: float
+    group: int
+
+
+def training_sequences(groups: Sequence[ScoredGroup], scale: Literal["std", "none"]) -> list[TrainingSequence]:
+    """Completions to train on, in canonical order.
+
+    A completion whose grading failed is left out, of its group's mean as well. A group with fewer than two scored
+    completions is dropped. Equal rewards give advantage 0: those completions stay, for the KL term and the normaliser.
+    """
+    sequences: list[TrainingSequence] = []
+    for number, scored in enumerate(groups):
+        advantages = group_advantages(
+            np.array([_task_reward(scored, i) for i in range(len(scored.scores))]), scale=scale
+        )
+        if advantages is None:
+            continue
+        for completion, score, advantage in zip(scored.group.completions, scored.scores, advantages, strict=True):
+            if np.isnan(score.total) or completion.finish_reason is FinishReason.ABORTED:
+                continue
+            sequences.append(
+                TrainingSequence(
+                    tokens=TokenSequence(
+                        token_ids=np.concatenate([scored.group.prompt_token_ids, completion.token_ids]),
+                        num_prompt_tokens=len(scored.group.prompt_token_ids),
+                    ),
+                    old_logprobs=completion.logprobs,
+                    versions=completion.versions,
+                    advantage=float(advantage),
+                    group=number,
+                )
+            )
+    return sequences
+
+
+def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """What the step's rewards and lengths look like. Failed scores are counted, and left out of every mean."""
+    totals = np.array([score.total for scored in groups for score in scored.scores])
+    scored_totals = totals[~np.isnan(totals)]
+    completions = [completion for scored in groups for completion in scored.group.completions]
+    lengths = np.array([len(completion.token_ids) for completion in completions])
+    useful = [len({score.total for score in scored.scores if not np.isnan(score.total)}) > 1 for scored in groups]
+    parts = {
+        name: [score.parts[name] for scored in groups for score in scored.scores] for name in groups[0].scores[0].parts
+    }
+    return {
+        "reward/mean": _mean(scored_totals),
+        "reward/std": float(scored_totals.std()) if len(scored_totals) else float("nan"),
+        "reward/failed": float(np.isnan(totals).mean()),
+        "reward/useful_groups": float(np.mean(useful)),
+        **{f"reward/part/{name}": _mean(np.array(values)[~np.isnan(values)]) for name, values in parts.items()},
+        "completion/length": float(lengths.mean()),
+        "completion/length_max": float(lengths.max()),
+        "completion/truncated": float(np.mean([c.finish_reason is FinishReason.LENGTH for c in completions])),
+    }
+
+
+def _task_reward(scored: ScoredGroup, index: int) -> float:
+    """NaN for what must not be compared with: a failed score, or a completion that was taken back half-way."""
+    is_aborted = scored.group.completions[index].finish_reason is FinishReason.ABORTED
+    return float("nan") if is_aborted else scored.scores[index].total
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
