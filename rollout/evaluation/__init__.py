@@ -1,0 +1,1 @@
+"""Judging a policy on held-out prompts."""

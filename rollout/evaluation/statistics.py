@@ -1,0 +1,47 @@
+"""Intervals for accuracies and for the difference of two accuracies on the same prompts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    estimate: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.estimate:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def accuracy_interval(num_right: int, num_prompts: int) -> Interval:
+    """95 % score interval of a proportion.
+
+    Source: Wilson 1927, JASA 22, 209-212. It stays within [0, 1] and is right for few prompts and extreme rates.
+    """
+    if num_prompts < 1:
+        raise ValueError("an accuracy needs at least one prompt")
+    rate, z = num_right / num_prompts, _Z95
+    scale = 1 + z * z / num_prompts
+    centre = (rate + z * z / (2 * num_prompts)) / scale
+    half = z / scale * math.sqrt(rate * (1 - rate) / num_prompts + z * z / (4 * num_prompts * num_prompts))
+    return Interval(estimate=rate, low=max(0.0, centre - half), high=min(1.0, centre + half))
+
+
+def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Interval:
+    """95 % interval of (accuracy after - accuracy before) on the same prompts, in the same order.
+
+    Source: Bonett & Price 2012, J. Educ. Behav. Stat. 37, 479-488 (adjusted Wald). Prompts that did not change say
+    nothing about the difference, which is why it is narrower than two separate intervals suggest.
+    """
+    if len(before) != len(after) or not before:
+        raise ValueError(f"expected the same prompts twice, found {len(before)} and {len(after)}")
+    num = len(before)
+    gained = sum(new and not old for old, new in zip(before, after, strict=True))
+    lost = sum(old and not new for old, new in zip(before, after, strict=True))
+    up, down = (gained + 1) / (num + 2), (lost + 1) / (num + 2)
+    half = _Z95 * math.sqrt((up + down - (up - down) ** 2) / (num + 2))
+    return Interval(estimate=(gained - lost) / num, low=max(-1.0, up - down - half), high=min(1.0, up - down + half))

@@ -1,0 +1,98 @@
+"""The process group over which weights travel: member 0 sends, every engine worker receives.
+
+It stands beside torch's default group and never touches it. A wait is polled, so that a signal handler runs within
+20 ms and a deadline holds; the group's own time-out is long, because it also bounds the joining.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from towline.storage.errors import TransferError
+
+JOIN_TIMEOUT_S = 300.0
+
+_ABANDONED: list[Any] = []
+"""Groups given up with a broadcast under way, and that broadcast. Freeing one would wait for it, all of JOIN_TIMEOUT_S
+long if the peer is silent; so they are kept until the process ends, at most one for each try."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Everything a member needs to join; plain data, so that it can cross to a worker process."""
+
+    store: str
+    """host:port of the control store."""
+    prefix: str
+    """Fresh for each formation of the group."""
+    rank: int
+    size: int
+    backend: str
+    """ "gloo" for tensors in host memory, "nccl" for tensors on a GPU."""
+
+
+class TransferGroup:
+    def __init__(self, membership: Membership, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        self.membership = membership
+        is_nccl = membership.backend == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+        try:
+            self._group = _form(membership, timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise TransferError(
+                f"weight transfer {membership.prefix}: member {membership.rank} of {membership.size} could not join: "
+                f"{error}"
+            ) from error
+
+    def broadcast(self, tensor: torch.Tensor) -> Any:
+        """Start to broadcast from member 0; `tensor` is uint8 or int64, flat, on `self.device`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        try:
+            return self._group.broadcast([tensor], options)
+        except RuntimeError as error:
+            raise TransferError(f"weight transfer {self.membership.prefix} broke off: {error}") from error
+
+    def finish(self, work: Any, deadline: float, on_wait: Callable[[], None]) -> None:
+        """Poll `work` until it is done.
+
+        Args:
+            deadline: on `time.monotonic`'s clock, s.
+            on_wait: called while waiting; may raise to give up.
+
+        Raises:
+            TransferError: the peer is gone or silent.
+        """
+        pause = 0.0005
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                _ABANDONED.append((self._group, work))
+                raise TransferError(
+                    f"weight transfer {self.membership.prefix}: a member is silent past the deadline. "
+                    "Raise run.sync_timeout_s if the network is slow; otherwise see the logs of the engines."
+                )
+            on_wait()
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise TransferError(f"weight transfer {self.membership.prefix} broke off: {error}") from error
+
+
+def _form(membership: Membership, timeout: timedelta) -> Any:
+    """Return once every member is there."""
+    host, port = membership.store.rsplit(":", 1)
+    client = TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
+    store = PrefixStore(membership.prefix, client)
+    if membership.backend == "nccl":
+        options: Any = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, membership.rank, membership.size, options)
+    return dist.ProcessGroupGloo(store, membership.rank, membership.size, timeout)
