@@ -1,0 +1,160 @@
+"""The whole experiment: one TOML file, composed of the rooms' own configs."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from towline.jobs.experiment_errors import describe_errors, syntax_error
+from towline.rollout.config import RolloutConfig
+from towline.rollout.rewards.config import RewardConfig
+from towline.storage.config import ConfigPath, StrictModel
+from towline.storage.data_config import DataConfig
+from towline.storage.errors import ConfigError
+from towline.trainer.config import PolicyConfig, TrainerConfig
+
+
+class RunConfig(StrictModel):
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run's folder; default: the file's name and the month, day and time of the start."""
+    root: ConfigPath = Path("runs")
+    """Folder in which runs are made, relative to the working folder when left out."""
+    stall_s: float = Field(default=600.0, gt=0)
+    """Seconds without any progress after which a process counts as hung and the run ends."""
+    sync_timeout_s: float = Field(default=300.0, gt=0)
+    """Limit for one publication of the weights, s."""
+
+
+class EvaluationConfig(StrictModel):
+    data: DataConfig
+    """Held-out prompts."""
+    every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations; there is always one before the first step and one after the last."""
+    temperature: float = Field(default=0.0, ge=0)
+
+
+class LocalConfig(StrictModel):
+    """Used by `towline run` on one machine; a cluster's profile says this for `towline submit`."""
+
+    trainer_ranks: int = Field(default=1, ge=1)
+    engines: int = Field(default=1, ge=1)
+    scorers: int = Field(default=1, ge=1)
+    """Worker processes that grade completions."""
+    trainer_threads: int = Field(default=1, ge=1)
+    """CPU threads of each trainer rank."""
+    engine_threads: int = Field(default=1, ge=1)
+    """CPU threads of each engine."""
+
+
+class ScoringConfig(StrictModel):
+    limit_s: float = Field(default=5.0, gt=0)
+    """Wall time after which one completion's grading is killed, s."""
+
+
+class ExperimentConfig(StrictModel):
+    objective: Literal["grpo"]
+    seed: int = Field(default=0, ge=0)
+    steps: int = Field(ge=1)
+    """Outer steps."""
+    policy: PolicyConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1)
+    trainer: TrainerConfig
+    run: RunConfig = RunConfig()
+    scoring: ScoringConfig = ScoringConfig()
+    evaluation: EvaluationConfig | None = None
+    local: LocalConfig = LocalConfig()
+
+    @model_validator(mode="after")
+    def _minibatches_divide(self) -> "ExperimentConfig":
+        if self.trainer.minibatches > self.rollout.prompts_per_step:
+            raise ValueError(
+                f"trainer.minibatches ({self.trainer.minibatches}) must not exceed rollout.prompts_per_step "
+                f"({self.rollout.prompts_per_step}): every optimiser step needs at least one group"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_have_names_of_their_own(self) -> "ExperimentConfig":
+        names = [reward.part_name for reward in self.rewards]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two rewards are called {twice[0]}; give one of them another `name`")
+        return self
+
+    @property
+    def chunk_prompts(self) -> int:
+        """Prompts of a chunk: an engine should find more than one chunk a step, so that none waits idle."""
+        if self.rollout.chunk_prompts is not None:
+            return self.rollout.chunk_prompts
+        return max(1, -(-self.rollout.prompts_per_step // (2 * self.local.engines)))
+
+
+def load_experiment(
+    path: Path, overrides: tuple[str, ...] = (), variables: dict[str, str] | None = None
+) -> ExperimentConfig:
+    """Read an experiment file and apply `key.path=value` overrides, values being TOML (a bare word is a string).
+
+    Raises:
+        ConfigError: every problem of the file, one per line, each with its line number, field and remedy.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        line = 1 + path.read_bytes()[: error.start].count(b"\n")
+        raise ConfigError(f"{path}:{line}: not UTF-8, which TOML is written in; save the file as UTF-8.") from error
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise syntax_error(path, error) from error
+    overridden = {_override(raw, item) for item in overrides}
+    # A path given on the command line is relative to where the command was typed.
+    folders = {"folder": path.resolve().parent, "vars": variables or {}}
+    try:
+        _anchor_overrides(raw, overridden)
+        # Through JSON: strict, yet arrays become tuples and strings become paths.
+        return ExperimentConfig.model_validate_json(json.dumps(raw, default=str), context=folders)
+    except ValidationError as error:
+        raise ConfigError(describe_errors(path, text, overridden, error, ExperimentConfig)) from error
+
+
+def _override(raw: dict[str, Any], item: str) -> str:
+    key, separator, value = item.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"-o {item}: expected KEY=VALUE, for example -o trainer.learning_rate=1e-6.")
+    *tables, name = key.strip().split(".")
+    place: Any = raw
+    for table in tables:
+        if not isinstance(place.setdefault(table, {}), dict):
+            raise ConfigError(f"-o {item}: {table} is not a table.")
+        place = place[table]
+    place[name] = _toml_value(value.strip())
+    return key.strip()
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+_PATH_FIELDS = ("run.root", "policy.model", "data.train", "data.template", "evaluation.data.train")
+
+
+def _anchor_overrides(raw: dict[str, Any], overridden: set[str]) -> None:
+    """Make paths from the command line absolute before the file's folder is put in front of relative ones."""
+    if "root" not in raw.setdefault("run", {}):
+        raw["run"]["root"] = str(Path("runs").resolve())
+    for key in overridden.intersection(_PATH_FIELDS):
+        *tables, name = key.split(".")
+        place = raw
+        for table in tables:
+            place = place[table]
+        value = place[name]
+        if isinstance(value, str) and "${" not in value and not value.startswith(("reasoning_gym:", "~")):
+            place[name] = str(Path(value).resolve())

@@ -1,0 +1,50 @@
+"""Evaluations on held-out prompts during a run: the engines generate, the scorer judges, rank 0 writes the row."""
+
+import time
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from towline.jobs.role import Role
+from towline.jobs.trainer_rollouts import read_step
+from towline.jobs.work import Workload
+from towline.rollout.evaluation.statistics import accuracy_interval
+from towline.storage.metrics import append_jsonl
+from towline.storage.records import ScoreStatus
+
+
+@dataclass(slots=True)
+class HeldOut:
+    role: Role
+    work: Workload
+
+    def evaluate(self, version: int) -> None:
+        """Judge the version that the engines have now. Every rank waits, so that the weights stay as they are."""
+        done = f"evaluated/{version}"
+        if dist.get_rank() == 0:
+            self.role.store.set("evaluate", {"version": version})
+            self.role.store.set(done, self._wait_and_write(version))
+        self.role.store.wait(done, float("inf"), lambda: self.role.heartbeat.beat("evaluate"))
+
+    def _wait_and_write(self, version: int) -> bool:
+        began = time.monotonic()
+        for chunk, _ in self.work.chunks(version):
+            while self.role.store.get(f"{self.work.name}/scored/{chunk}") is None:
+                if self.role.is_stopping:
+                    return False
+                self.role.heartbeat.beat("evaluate")
+                time.sleep(0.02)
+        scores = [score for scored in read_step(self.work, version) for score in scored.scores]
+        judged = [score for score in scores if score.status is ScoreStatus.OK]
+        accuracy = accuracy_interval(sum(score.total == 1.0 for score in judged), max(1, len(judged)))
+        row = {
+            "version": version,
+            "accuracy": accuracy.estimate,
+            "low": accuracy.low,
+            "high": accuracy.high,
+            "num_prompts": len(judged),
+            "num_failed": len(scores) - len(judged),
+            "seconds": time.monotonic() - began,
+        }
+        append_jsonl(self.role.run.evaluations, row)
+        return True

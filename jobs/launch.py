@@ -1,0 +1,143 @@
+"""Start the processes of a run. One small interface; here its local implementation (subprocess and mpirun)."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from towline.storage.errors import InputError
+
+_FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "SLURM_", "SBATCH_")
+_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    name: str
+    """Such as "rollout.1" or "trainer"."""
+    module: str
+    """Run as `python -P -m MODULE ARGUMENTS`: the working folder is not on the import path."""
+    arguments: tuple[str, ...] = ()
+    num_tasks: int | None = None
+    """Ranks of one MPI world; None for a process without MPI."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    log: Path
+    """Takes what the launcher says, and what a process says before it opens its own log."""
+
+
+class Process(Protocol):
+    """A started `ProcessSpec`, possibly several tasks under one launcher."""
+
+    spec: ProcessSpec
+
+    def poll(self) -> int | None:
+        """Exit code once ended; negative for a signal."""
+        ...
+
+    def end(self, grace_s: float) -> None:
+        """Ask all of its tasks to end, and kill what is left after `grace_s`. Returns when nothing is left."""
+        ...
+
+
+class Launcher(Protocol):
+    def start(self, spec: ProcessSpec) -> Process: ...
+
+
+class LocalLauncher:
+    """Every process on this machine; an MPI world under `mpirun`."""
+
+    def start(self, spec: ProcessSpec) -> "LocalProcess":
+        command = [sys.executable, "-P", "-m", spec.module, *spec.arguments]
+        environment = _own_environment() | dict(spec.environment)
+        if spec.num_tasks is not None:
+            environment["TOWLINE_NUM_TASKS"] = str(spec.num_tasks)
+            command = [*_mpirun(spec.num_tasks), *command]
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with spec.log.open("ab") as log:
+            popen = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A Ctrl-C in the terminal is the supervisor's to handle.
+                start_new_session=True,
+            )
+        return LocalProcess(spec, popen)
+
+
+class LocalProcess:
+    def __init__(self, spec: ProcessSpec, popen: "subprocess.Popen[bytes]") -> None:
+        self.spec = spec
+        self._popen = popen
+        self._known: dict[int, psutil.Process] = {}
+
+    def poll(self) -> int | None:
+        self._remember_tasks()
+        return self._popen.poll()
+
+    def end(self, grace_s: float) -> None:
+        self._remember_tasks()
+        for process in self._alive():
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while self._alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in self._alive():
+            _signal(process, signal.SIGKILL)
+        psutil.wait_procs(self._alive(), timeout=5)
+        self._popen.wait(timeout=10)
+
+    def _remember_tasks(self) -> None:
+        """Tasks outlive a launcher that was killed, so they are noted while it still lives."""
+        try:
+            parent = psutil.Process(self._popen.pid)
+            for process in [parent, *parent.children(recursive=True)]:
+                self._known.setdefault(process.pid, process)
+        except psutil.NoSuchProcess:
+            pass
+
+    def _alive(self) -> list[psutil.Process]:
+        return [process for process in self._known.values() if _is_alive(process)]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        # is_running compares start times, so that a number used again is not mistaken for ours.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _own_environment() -> dict[str, str]:
+    """Ours without what another launcher left in it: a process must not take itself for a rank of that one."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_FOREIGN_PREFIXES) and name not in _FOREIGN
+    }
+
+
+def _mpirun(num_tasks: int) -> list[str]:
+    beside_python = Path(sys.executable).with_name("mpirun")
+    mpirun = shutil.which("mpirun") or (str(beside_python) if beside_python.is_file() else None)
+    if mpirun is None:
+        raise InputError(
+            "mpirun was found neither on the PATH nor beside Python. Run env/setup.sh, which installs Open MPI."
+        )
+    # Several ranks on one core, no binding to it, and root (in a container) are all usual on one machine.
+    return [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(num_tasks)]

@@ -1,0 +1,68 @@
+"""Who am I among the trainer's ranks, and how they meet. MPI gives the ranks; torch's group forms over the store."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from towline.jobs.control_store import ControlStore
+from towline.storage.errors import TowlineError
+
+_RANK_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    rank: int
+    size: int
+    local_rank: int
+
+
+def find_world() -> World:
+    """Read rank and size from what launched us, and refuse a launcher that made worlds of one out of many tasks."""
+    expected = int(os.environ["TOWLINE_NUM_TASKS"])
+    for rank, size, local_rank in _RANK_VARIABLES:
+        if rank in os.environ and size in os.environ:
+            world = World(
+                rank=int(os.environ[rank]), size=int(os.environ[size]), local_rank=int(os.environ.get(local_rank, 0))
+            )
+            break
+    else:
+        world = World(rank=0, size=1, local_rank=0)
+    if world.size != expected:
+        raise TowlineError(
+            f"MPI: {expected} tasks were started, but each sees a world of {world.size}. The launcher and the MPI "
+            "library do not fit together; on Slurm set mpi in the profile to one of `srun --mpi=list`, or to none."
+        )
+    return world
+
+
+def join_trainer_group(store: ControlStore, world: World, attempt: int, timeout_s: float) -> None:
+    """Form torch's default process group of the trainer ranks, over the control store: no port is guessed."""
+    host, port = store.address.rsplit(":", 1)
+    os.environ |= {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(world.local_rank),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+    timeout = timedelta(seconds=timeout_s)
+    client = TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+        store=PrefixStore(f"attempt-{attempt}/trainer", client),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timeout,
+    )

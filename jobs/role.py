@@ -1,0 +1,102 @@
+"""What every process of a run does around its own work: find the run, log, beat, and leave its fault on disk."""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from towline.jobs.control_store import ControlStore
+from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.heartbeat import Heartbeat
+from towline.storage.run_directory import RunDirectory, write_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """A process's place in its run."""
+
+    process: str
+    """Such as "rollout.1"; names its log, its heartbeat and its fault."""
+    run: RunDirectory
+    attempt: int
+    experiment: ExperimentConfig
+    store: ControlStore
+    heartbeat: Heartbeat
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.store.get("stop") is not None
+
+    @property
+    def is_finished(self) -> bool:
+        """The trainer has done its last step: nothing more will be asked for."""
+        return self.store.get("finished") is not None
+
+
+def run_role(process: str, body: Callable[[Role], None]) -> None:
+    """Run `body` as a process of a run, and end the process with its exit code.
+
+    An exception is written to the run folder with its traceback before the process ends: the supervisor shows the
+    first of them, not the last.
+    """
+    run, attempt = RunDirectory(Path(os.environ["TOWLINE_RUN"])), int(os.environ["TOWLINE_ATTEMPT"])
+    log = run.log(attempt, process)
+    _write_to(log)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    code = 0
+    try:
+        key = bytes.fromhex(run.key.read_text())
+        address = os.environ["TOWLINE_STORE"]
+        role = Role(
+            process=process,
+            run=run,
+            attempt=attempt,
+            experiment=ExperimentConfig.model_validate_json(run.config.read_text()),
+            store=ControlStore(address, key, attempt),
+            heartbeat=Heartbeat(address, key, attempt, process),
+        )
+        body(role)
+    except BaseException as error:  # the process's own boundary: whatever ended it is recorded
+        _record_fault(run, attempt, process, log, error)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without this a dead peer's collectives can keep the interpreter from ending.
+    os._exit(code)
+
+
+def _write_to(log: Path) -> None:
+    """Send standard output and error, those of C libraries too, to the end of the log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _record_fault(run: RunDirectory, attempt: int, process: str, log: Path, error: BaseException) -> None:
+    when = time.time()
+    text = "".join(traceback.format_exception(error))
+    print(text, file=sys.stderr, flush=True)
+    with log.open("rb") as file:
+        line = sum(1 for _ in file)
+    fault = {
+        "process": process,
+        "when": when,
+        "error": type(error).__name__,
+        "message": str(error),
+        "traceback": text,
+        "log": f"{log}:{line}",
+    }
+    try:
+        write_json(run.faults(attempt) / f"{process}.json", fault)
+    except OSError as full:  # no space left: the log's end has it, and so has the supervisor's pipe
+        print(json.dumps({**fault, "could_not_write": str(full)}), file=sys.stderr, flush=True)

@@ -1,0 +1,196 @@
+"""One rollout engine: lease a chunk, generate, seal it, announce it; take new weights between two engine steps."""
+
+import json
+import secrets
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from towline.jobs.role import Role, run_role
+from towline.jobs.weight_sync import Subscriber
+from towline.jobs.work import Workload, evaluation_work, training_work
+from towline.rollout.engine import Engine
+from towline.rollout.sampling import ChunkInFlight, SamplingSettings
+from towline.rollout.tokenizing import PromptTokenizer
+from towline.storage.ledger import seal_shard
+from towline.storage.records import ChunkId, ShardOrigin
+
+PROBE_TOKENS = 256
+_IDLE_S = 0.01
+
+
+def serve_run(role: Role, engine_number: int) -> None:
+    training = training_work(role.experiment, role.run)
+    evaluation = evaluation_work(role.experiment, role.run)
+    tokenizers = {
+        work.name: PromptTokenizer(_model_folder(role), chat=work.chat) for work in (training, evaluation) if work
+    }
+    role.heartbeat.beat("load")
+    engine = load_engine(role, context_tokens(role, training, tokenizers[training.name]))
+    role.store.set(f"engine/{engine_number}", {"process": role.process})
+    subscriber = Subscriber(role.store, engine, engine_number, role.heartbeat.beat)
+    worker = _Worker(role, engine_number, engine, subscriber, training, evaluation, tokenizers)
+    while not role.is_finished:
+        # An evaluation is of one version: weights wait until it is generated.
+        if not worker.is_evaluating:
+            subscriber.serve()
+        worker.lease()
+        if worker.in_flight:
+            role.heartbeat.beat("generate")
+            worker.step()
+        else:
+            role.heartbeat.beat("wait for work")
+            time.sleep(_IDLE_S)
+    engine.close()
+
+
+def context_tokens(role: Role, work: Workload, tokenizer: PromptTokenizer) -> int:
+    """Longest prompt plus completion, and room for the probe text where the model has it."""
+    rollout = role.experiment.rollout
+    config = json.loads((_model_folder(role) / "config.json").read_text())
+    model_limit = config.get("max_position_embeddings", sys.maxsize)
+    if rollout.max_context_tokens is not None:
+        return min(rollout.max_context_tokens, model_limit)
+    longest = max(len(tokenizer.encode(prompt.text)) for prompt in work.data.prompts)
+    return min(max(longest + rollout.max_completion_tokens, PROBE_TOKENS + 1), model_limit)
+
+
+def load_engine(role: Role, max_context_tokens: int) -> Engine:
+    rollout = role.experiment.rollout
+    if rollout.engine == "scripted":
+        from towline.rollout.scripted_engine import ScriptedEngine, noise_script
+
+        return ScriptedEngine(noise_script(vocabulary=32))
+    from towline.rollout.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        _model_folder(role),
+        precision=rollout.precision,
+        max_context_tokens=max_context_tokens,
+        max_sequences=rollout.max_sequences,
+        kv_cache_gib=rollout.kv_cache_gib,
+        gpu_memory=rollout.gpu_memory,
+        threads=role.experiment.local.engine_threads,
+    )
+
+
+@dataclass(slots=True)
+class _Worker:
+    role: Role
+    number: int
+    engine: Engine
+    subscriber: Subscriber
+    training: Workload
+    evaluation: Workload | None
+    tokenizers: dict[str, PromptTokenizer]
+    in_flight: list[tuple[Workload, ChunkInFlight]] = field(default_factory=list)
+    _step: int = -1
+    """The step whose chunks are looked through; earlier ones are all taken."""
+    _evaluated: int = -1
+
+    @property
+    def is_evaluating(self) -> bool:
+        return any(work is self.evaluation for work, _ in self.in_flight)
+
+    def lease(self) -> None:
+        """Take chunks for as long as sequences are free: evaluations first, then the earliest step that is due."""
+        while self.engine.num_unfinished < self.role.experiment.rollout.max_sequences:
+            if self.role.is_stopping:
+                return
+            claimed = self._claim_evaluation() or self._claim_training()
+            if claimed is None:
+                return
+            self._begin(*claimed)
+
+    def step(self) -> None:
+        for generated in self.engine.step():
+            next(flight for _, flight in self.in_flight if flight.take(generated))
+        for work, flight in [item for item in self.in_flight if item[1].is_complete]:
+            self._seal(work, flight)
+            self.in_flight.remove((work, flight))
+
+    def _claim_evaluation(self) -> tuple[Workload, ChunkId, tuple[int, ...]] | None:
+        request = self.role.store.get("evaluate")
+        if request is None or self.evaluation is None or request["version"] != self.engine.version:
+            return None
+        return self._claim(self.evaluation, request["version"])
+
+    def _claim_training(self) -> tuple[Workload, ChunkId, tuple[int, ...]] | None:
+        start = self.role.store.get("start")
+        if start is None:
+            return None
+        self._step = max(self._step, start["step"])
+        last = min(self.engine.version + self.role.experiment.rollout.max_staleness, self.role.experiment.steps - 1)
+        while self._step <= last:
+            claimed = self._claim(self.training, self._step)
+            if claimed is not None:
+                return claimed
+            self._step += 1
+        return None
+
+    def _claim(self, work: Workload, step: int) -> tuple[Workload, ChunkId, tuple[int, ...]] | None:
+        for chunk, rows in work.chunks(step):
+            if work.path(chunk).exists() or self.role.store.get(f"{work.name}/lease/{chunk}") is not None:
+                continue
+            lease = {"engine": self.number, "attempt": self.role.attempt, "nonce": secrets.token_hex(8)}
+            if self.role.store.claim(f"{work.name}/lease/{chunk}", lease):
+                return work, chunk, rows
+        return None
+
+    def _begin(self, work: Workload, chunk: ChunkId, rows: tuple[int, ...]) -> None:
+        tokenizer = self.tokenizers[work.name]
+        prompts = [work.data.prompts[row] for row in rows]
+        flight = ChunkInFlight(
+            chunk=chunk,
+            prompts=prompts,
+            prompt_token_ids=[tokenizer.encode(prompt.text) for prompt in prompts],
+            settings=SamplingSettings(
+                group_size=work.group_size,
+                temperature=work.temperature,
+                max_completion_tokens=work.max_completion_tokens,
+                stop_token_ids=tuple(tokenizer.stop_token_ids),
+                seed=self.role.experiment.seed,
+            ),
+            name=f"{work.name}/{chunk}",
+        )
+        for request in flight.requests():
+            self.engine.submit(request)
+        self.in_flight.append((work, flight))
+
+    def _seal(self, work: Workload, flight: ChunkInFlight) -> None:
+        groups = flight.groups(self.tokenizers[work.name].decode)
+        versions = {int(version) for group in groups for one in group.completions for version in one.versions}
+        origin = ShardOrigin(
+            chunk=flight.chunk,
+            branch=0,
+            engine=self.number,
+            attempt=self.role.attempt,
+            weight_hashes={version: self.subscriber.digests[version] for version in sorted(versions)},
+            sampling={
+                "temperature": work.temperature,
+                "max_completion_tokens": work.max_completion_tokens,
+                "group_size": work.group_size,
+            },
+            began=flight.began,
+            ended=time.time(),
+        )
+        try:
+            digest = seal_shard(work.path(flight.chunk), groups, origin)
+        except FileExistsError:
+            print(f"{work.name} {flight.chunk}: sealed by another engine first; this copy is dropped")
+            return
+        self.role.store.set(f"{work.name}/sealed/{flight.chunk}", digest)
+
+
+def _model_folder(role: Role) -> Path:
+    return Path(role.experiment.policy.model)
+
+
+def main() -> None:
+    number = int(sys.argv[1])
+    run_role(f"rollout.{number}", lambda role: serve_run(role, number))
+
+
+if __name__ == "__main__":
+    main()

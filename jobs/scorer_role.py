@@ -1,0 +1,81 @@
+"""The scorer: waits for sealed shards, grades their completions in killable workers, seals the scores beside them."""
+
+import time
+
+from towline.jobs.role import Role, run_role
+from towline.jobs.work import Workload, evaluation_work, training_work
+from towline.rollout.scoring import ScoringPool
+from towline.storage.ledger import ScoreSheet, read_shard, seal_scores
+from towline.storage.records import ChunkId
+
+_IDLE_S = 0.02
+
+
+def score_run(role: Role) -> None:
+    workloads = [
+        work for work in (training_work(role.experiment, role.run), evaluation_work(role.experiment, role.run)) if work
+    ]
+    pools = {work.name: _pool(role, work) for work in workloads}
+    try:
+        done: set[tuple[str, ChunkId]] = set()
+        while not role.is_finished:
+            for work in workloads:
+                for chunk in _due(role, work):
+                    if (work.name, chunk) in done or role.store.get(f"{work.name}/sealed/{chunk}") is None:
+                        continue
+                    role.heartbeat.beat("score")
+                    score_chunk(role, work, chunk, pools[work.name])
+                    done.add((work.name, chunk))
+            role.heartbeat.beat("wait for shards")
+            time.sleep(_IDLE_S)
+    finally:
+        for pool in pools.values():
+            pool.close()
+
+
+def score_chunk(role: Role, work: Workload, chunk: ChunkId, pool: ScoringPool) -> None:
+    """Score one shard and announce it. Scores that are there already, from an earlier attempt, stand."""
+    path = work.path(chunk)
+    shard = read_shard(path)
+    began = time.time()
+    items = [(completion.text, group.prompt.answer) for group in shard.groups for completion in group.completions]
+    scores = pool.score_many(items, on_progress=lambda done, total: role.heartbeat.beat())
+    sheet = ScoreSheet(
+        scores=tuple(scores),
+        weights={part.part_name: part.weight for part in work.rewards},
+        code_hash=pool.code_hash,
+        shard_digest=shard.digest,
+        began=began,
+        ended=time.time(),
+    )
+    try:
+        seal_scores(path, sheet)
+    except FileExistsError:
+        print(f"{work.name} {chunk}: scores exist already and stand")
+    role.store.set(f"{work.name}/scored/{chunk}", pool.code_hash)
+
+
+def _due(role: Role, work: Workload) -> list[ChunkId]:
+    """Chunks that may have been sealed: of the steps that engines may be working on."""
+    if work.name == "held_out":
+        request = role.store.get("evaluate")
+        return [] if request is None else [chunk for chunk, _ in work.chunks(request["version"])]
+    start = role.store.get("start")
+    if start is None:
+        return []
+    at = role.store.get("training") or start["step"]
+    ahead = range(at, min(at + role.experiment.rollout.max_staleness + 1, role.experiment.steps))
+    return [chunk for step in ahead for chunk, _ in work.chunks(step)]
+
+
+def _pool(role: Role, work: Workload) -> ScoringPool:
+    return ScoringPool(
+        work.rewards,
+        num_workers=role.experiment.local.scorers,
+        limit_s=role.experiment.scoring.limit_s,
+        folder=role.run.root,
+    )
+
+
+if __name__ == "__main__":
+    run_role("scorer.0", score_run)

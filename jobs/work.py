@@ -1,0 +1,78 @@
+"""The two kinds of work an engine does: rollouts to train on, and held-out evaluations.
+
+Pure functions of the experiment: every process computes the same chunks.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from towline.jobs.experiment import ExperimentConfig
+from towline.rollout.rewards.config import RewardConfig
+from towline.storage.datasets import PromptDataset, load_prompts
+from towline.storage.records import ChunkId
+from towline.storage.run_directory import RunDirectory
+from towline.storage.schedule import PromptSchedule
+
+EVALUATION_CHUNK_PROMPTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    name: str
+    """Prefix of its names in the control store."""
+    folder: Path
+    data: PromptDataset
+    chat: bool
+    group_size: int
+    temperature: float
+    max_completion_tokens: int
+    chunk_prompts: int
+    schedule: PromptSchedule | None
+    """None: every step holds the whole dataset."""
+    rewards: tuple[RewardConfig, ...]
+
+    def chunks(self, step: int) -> list[tuple[ChunkId, tuple[int, ...]]]:
+        """The step's chunks in canonical order, each with its dataset rows."""
+        rows = tuple(range(len(self.data.prompts))) if self.schedule is None else self.schedule.rows(step)
+        return [
+            (ChunkId(step=step, wave=0, chunk=number), rows[start : start + self.chunk_prompts])
+            for number, start in enumerate(range(0, len(rows), self.chunk_prompts))
+        ]
+
+    def path(self, chunk: ChunkId) -> Path:
+        return self.folder / f"{chunk}.h5"
+
+
+def training_work(experiment: ExperimentConfig, run: RunDirectory) -> Workload:
+    data = load_prompts(experiment.data)
+    rollout = experiment.rollout
+    return Workload(
+        name="rollouts",
+        folder=run.rollouts,
+        data=data,
+        chat=experiment.data.chat,
+        group_size=rollout.group_size,
+        temperature=rollout.temperature,
+        max_completion_tokens=rollout.max_completion_tokens,
+        chunk_prompts=experiment.chunk_prompts,
+        schedule=PromptSchedule(len(data.prompts), rollout.prompts_per_step, experiment.seed),
+        rewards=experiment.rewards,
+    )
+
+
+def evaluation_work(experiment: ExperimentConfig, run: RunDirectory) -> Workload | None:
+    """Held-out prompts, one completion each, judged by a stricter verifier than the one that is trained on."""
+    if experiment.evaluation is None:
+        return None
+    return Workload(
+        name="held_out",
+        folder=run.held_out,
+        data=load_prompts(experiment.evaluation.data),
+        chat=experiment.evaluation.data.chat,
+        group_size=1,
+        temperature=experiment.evaluation.temperature,
+        max_completion_tokens=experiment.rollout.max_completion_tokens,
+        chunk_prompts=EVALUATION_CHUNK_PROMPTS,
+        schedule=None,
+        rewards=(RewardConfig(use="exact_match", weight=1.0),),
+    )
