@@ -1,0 +1,135 @@
+"""`towline check`: what an experiment will do and need, and everything that is wrong with it, before it starts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from towline.jobs.experiment import ExperimentConfig
+from towline.launcher.experiment_file import read_experiment
+from towline.launcher.plan import Plan, size_text
+from towline.launcher.preflight import Findings, Prompts, free_bytes, has_gpu, preflight
+from towline.launcher.text import printable
+from towline.rollout.rewards.config import RewardConfig
+from towline.storage.dataset_files import shown
+
+BAD_INPUT = 2
+PROMPTS_SHOWN = 3
+
+
+def check_experiment(path: Path, overrides: tuple[str, ...]) -> int:
+    """Print the report; return 2 when something is wrong."""
+    file, experiment = read_experiment(path, overrides)
+    found = preflight(file, experiment)
+    print("\n".join(report_lines(experiment, found)))
+    return BAD_INPUT if found.problems else 0
+
+
+def report_lines(experiment: ExperimentConfig, found: Findings) -> Iterator[str]:
+    yield from _model_lines(experiment, found)
+    for prompts in (found.train, found.held_out):
+        if prompts is not None:
+            yield from _data_lines(prompts)
+    yield from _reward_lines(experiment.rewards)
+    if found.plan is not None:
+        yield from plan_lines(found.plan, experiment)
+    for warning in found.warnings:
+        yield f"! {warning}"
+    for problem in found.problems:
+        yield f"FAILED  {problem}"
+    yield _verdict(found)
+
+
+def _model_lines(experiment: ExperimentConfig, found: Findings) -> Iterator[str]:
+    if found.model is not None:
+        sizes = found.model
+        limit = "" if sizes.max_positions is None else f", context {sizes.max_positions:,} tokens"
+        yield (
+            f"model   {shown(Path(experiment.policy.model))}   {sizes.num_parameters:,} parameters, "
+            f"{sizes.num_layers} layers{limit}"
+        )
+
+
+def _data_lines(prompts: Prompts) -> Iterator[str]:
+    report, name = prompts.data.report, "train" if prompts.key == "data" else "held out"
+    yield (
+        f"data    {name}   {report.num_rows:,} prompts, {report.num_duplicates:,} of them again, "
+        f"{report.num_rejected:,} rows rejected   {_source(prompts)}"
+    )
+    yield f"        {_lengths(prompts)}"
+    for prompt in prompts.data.prompts[:PROMPTS_SHOWN]:
+        yield f"        row {prompt.row}, answer {printable(prompt.answer)}"
+        yield from (f"          | {printable(line)}" for line in prompt.text.split("\n"))
+    if prompts.chat:
+        yield "        each as one user turn of the model's chat template"
+
+
+def _source(prompts: Prompts) -> str:
+    source = prompts.data.source
+    return shown(Path(source)) if Path(source).is_absolute() else source
+
+
+def _lengths(prompts: Prompts) -> str:
+    report = prompts.data.report
+    if prompts.tokens is None:
+        unit, lengths = "characters", (report.prompt_chars_p50, report.prompt_chars_p95, report.prompt_chars_max)
+    else:
+        unit, lengths = "tokens", np.quantile(prompts.tokens, [0.5, 0.95, 1.0], method="inverted_cdf")
+    return f"{unit}: {lengths[0]:.0f} median, {lengths[1]:.0f} p95, {lengths[2]:.0f} max"
+
+
+def _reward_lines(rewards: tuple[RewardConfig, ...]) -> Iterator[str]:
+    for reward in rewards:
+        script, colon, function = reward.use.rpartition(":")
+        use = f"{shown(Path(script))}:{function}" if colon else reward.use
+        yield f"reward  {reward.part_name}   weight {reward.weight:g}" + (
+            "" if use == reward.part_name else f"   {use}"
+        )
+
+
+def plan_lines(plan: Plan, experiment: ExperimentConfig) -> Iterator[str]:
+    """What trainer, engines and disk need, each beside what there is."""
+    state = plan.state
+    reference = f" + reference {size_text(plan.reference)}" if plan.reference else ""
+    yield (
+        f"plan    trainer {_times(plan.num_ranks, 'rank')}   state {size_text(state.total)} a rank (weights "
+        f"{size_text(state.weights)}, gradients {size_text(state.gradients)}, master {size_text(state.master)}, "
+        f"moments {size_text(state.moments)}){reference} + activations ~{size_text(plan.activations)}"
+    )
+    yield (
+        f"        rollout {_times(plan.num_engines, 'engine')}   weights {size_text(plan.engine_weights)} + KV cache "
+        f"{size_text(plan.kv_cache)} = {plan.kv_tokens:,} tokens of {plan.kv_bytes_per_token:,} B"
+    )
+    yield f"        memory  ~{size_text(plan.memory)} in all   {_memory_verdict(plan)}"
+    rollout = experiment.rollout
+    yield (
+        f"        step    {rollout.prompts_per_step} prompts of {rollout.group_size} completions   "
+        f"log-probs at most {size_text(plan.logprobs_per_step)}, shards at most {size_text(plan.shards_per_step)}"
+    )
+    free = free_bytes(experiment.run.root)
+    checkpoints = f"{plan.kept_checkpoints} checkpoints of {size_text(plan.checkpoint)}"
+    yield (
+        f"        disk    at most {size_text(plan.disk)}: shards {size_text(plan.shards)}, {checkpoints}   "
+        f"{size_text(free)} free   {_fits(plan.disk <= free)}"
+    )
+
+
+def _memory_verdict(plan: Plan) -> str:
+    if has_gpu():
+        return "not compared: this machine has GPUs, whose memory the engines and the trainer share"
+    available = psutil.virtual_memory().available
+    return f"{size_text(available)} available   {_fits(plan.memory <= available)}"
+
+
+def _fits(does: bool) -> str:
+    return "fits" if does else "does not fit"
+
+
+def _times(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _verdict(found: Findings) -> str:
+    counts = [_times(len(found.problems), "problem"), _times(len(found.warnings), "warning")]
+    return ", ".join(counts) if found.problems or found.warnings else "nothing wrong was found"

@@ -1,0 +1,126 @@
+"""The `towline` command: which verbs there are and what each takes. A verb's module is imported when it is called."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from towline.storage.errors import TowlineError
+
+DESCRIPTION = """Post-training of language models.
+
+exit codes: 0 done, 1 failed, 2 bad input (nothing started), 3 stopped or failed with a checkpoint kept"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    sys.exit(command(sys.argv[1:] if argv is None else argv))
+
+
+def command(argv: Sequence[str]) -> int:
+    """Carry out one command line and return its exit code."""
+    options = make_parser().parse_args(argv)
+    try:
+        return options.carry_out(options)
+    except TowlineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `towline samples | head`
+        sys.stderr.close()
+        return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="towline", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"towline {version('towline')}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    def verb(name: str, help: str, carry_out: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=help, description=help)
+        added.set_defaults(carry_out=carry_out)
+        return added
+
+    _takes_experiment(verb("run", "train on this machine", _run))
+    _takes_experiment(verb("check", "say all that can be known before anything starts", _check))
+    _takes_run(verb("status", "how a run is doing", _status))
+    samples = verb("samples", "show completions of a run with their rewards", _samples)
+    _takes_run(samples)
+    samples.add_argument("--step", type=_count, help="step to show, from 0; default: the latest that is scored")
+    samples.add_argument("--num", type=_count, default=8, help="completions to show (default 8)")
+    samples.add_argument("--failed", action="store_true", help="only completions whose grading failed")
+    samples.add_argument("--tokens", action="store_true", help="each token with its log-prob and policy version")
+    replay = verb("replay", "train again from the recorded rollouts and compare the losses", _replay)
+    _takes_run(replay)
+    replay.add_argument("--step", type=_count, required=True, help="last step to train again, from 0")
+    return parser
+
+
+def _takes_experiment(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("file", type=Path, metavar="FILE", help="experiment (TOML)")
+    verb.add_argument(
+        "-o",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace a value of the file, such as -o trainer.learning_rate=1e-6; may be repeated",
+    )
+
+
+def _takes_run(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("run", nargs="?", metavar="RUN", help="a run's name or folder; default: the latest run")
+    verb.add_argument("--root", type=Path, default=Path("runs"), help="folder in which runs are made (default ./runs)")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0")
+    return int(text)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from towline.launcher.run import run_experiment
+
+    return run_experiment(options.file, tuple(options.overrides))
+
+
+def _check(options: argparse.Namespace) -> int:
+    from towline.launcher.check import check_experiment
+
+    return check_experiment(options.file, tuple(options.overrides))
+
+
+def _status(options: argparse.Namespace) -> int:
+    from towline.launcher.find_run import find_run
+    from towline.launcher.status import print_status
+
+    return print_status(find_run(options.run, options.root))
+
+
+def _samples(options: argparse.Namespace) -> int:
+    from towline.launcher.find_run import find_run
+    from towline.launcher.samples import print_samples
+
+    return print_samples(
+        find_run(options.run, options.root),
+        step=options.step,
+        num=options.num,
+        only_failed=options.failed,
+        with_tokens=options.tokens,
+    )
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from towline.launcher.find_run import find_run
+    from towline.launcher.replay import replay_run
+
+    return replay_run(find_run(options.run, options.root), options.step)
+
+
+if __name__ == "__main__":
+    main()

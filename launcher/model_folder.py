@@ -1,0 +1,112 @@
+"""What a model folder says about itself without being loaded: sizes from config.json and the weights' headers."""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from towline.storage.errors import ModelError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MAX_HEADER_BYTES = 100_000_000
+_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    num_parameters: int
+    """A tied weight counts once."""
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocabulary: int
+    max_positions: int | None
+    """`max_position_embeddings`: the longest context the model was made for, tokens."""
+
+
+def looks_like_hub_name(written: str, folder: Path) -> bool:
+    """Whether a `policy.model` that is no folder was meant as ORGANISATION/NAME: not even its first part is there."""
+    return _HUB_NAME.fullmatch(written) is not None and not folder.exists() and not folder.parent.exists()
+
+
+def read_sizes(folder: Path) -> ModelSizes:
+    """Read the sizes of a causal language model in Hugging Face layout.
+
+    Raises:
+        ModelError: a file is missing or unreadable.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"policy.model {folder} is not a folder; expected config.json, weights and a tokenizer in it.")
+    config = _read_config(folder)
+    text = cast("dict[str, Any]", config.get("text_config", config))
+    try:
+        heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+        return ModelSizes(
+            num_parameters=_count_parameters(folder, str(config.get("dtype") or config.get("torch_dtype"))),
+            num_layers=int(text["num_hidden_layers"]),
+            num_kv_heads=int(text.get("num_key_value_heads") or heads),
+            head_dim=int(text.get("head_dim") or hidden // heads),
+            hidden_size=hidden,
+            vocabulary=int(text["vocab_size"]),
+            max_positions=text.get("max_position_embeddings"),
+        )
+    except KeyError as error:
+        raise ModelError(
+            f"policy.model {folder}: config.json has no {error.args[0]}; is it a language model?"
+        ) from None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        inside = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"
+        raise ModelError(
+            f"policy.model {folder} has no config.json (found {inside}); expected a folder in Hugging Face layout."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"policy.model: {path} cannot be read: {error}. Was the folder copied whole?") from error
+
+
+def _count_parameters(folder: Path, dtype: str) -> int:
+    files = _weight_files(folder)
+    if files[0].suffix == ".safetensors":
+        return sum(_count_in_header(path) for path in files)
+    # A pickle is not opened here; its size says nearly the same.
+    return sum(path.stat().st_size for path in files) // _DTYPE_BYTES.get(dtype, 2)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    else:
+        files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise ModelError(f"policy.model {folder} has no weights; expected model.safetensors (or its numbered parts).")
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise ModelError(
+            f"policy.model {folder}: {index.name} names {missing[0]}, which is missing. Download it again."
+        )
+    return files
+
+
+def _count_in_header(path: Path) -> int:
+    """Sum the shapes in a safetensors header: 8 bytes of length, then JSON from name to dtype, shape and place."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length < _MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            if path.stat().st_size < 8 + length + end:
+                raise ValueError(f"it ends after {path.stat().st_size} of {8 + length + end} bytes")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"policy.model: {path} cannot be read: {error}. Was it copied whole?") from error
+    return sum(math.prod(entry["shape"]) for entry in header.values())

@@ -1,0 +1,272 @@
+"""Everything that can be known before a process of the run starts: problems, which stop it, and warnings."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from towline.jobs.experiment import ExperimentConfig
+from towline.launcher.experiment_file import ExperimentFile
+from towline.launcher.model_folder import ModelSizes, looks_like_hub_name, read_sizes
+from towline.launcher.plan import Plan, make_plan, size_text
+from towline.launcher.reward_source import reward_problems
+from towline.launcher.token_counts import can_count, count_tokens
+from towline.storage.data_config import DataConfig
+from towline.storage.dataset_files import shown
+from towline.storage.datasets import PromptDataset, survey_prompts
+from towline.storage.errors import InputError
+from towline.storage.run_directory import RunDirectory, is_locked
+
+T = TypeVar("T")
+TokenCounter = Callable[[Path, Sequence[tuple[Sequence[str], bool]]], list[list[int]]]
+RUN_PACKAGES = ("torch", "transformers", "deepspeed", "mpi4py")
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompts:
+    """A dataset and the tokens of each prompt."""
+
+    key: str
+    """Where the experiment says it: `data` or `evaluation.data`."""
+    data: PromptDataset
+    chat: bool
+    tokens: tuple[int, ...] | None = None
+    """None where they could not be counted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    problems: list[str] = field(default_factory=list[str])
+    warnings: list[str] = field(default_factory=list[str])
+    model: ModelSizes | None = None
+    train: Prompts | None = None
+    held_out: Prompts | None = None
+    plan: Plan | None = None
+
+    def attempt(self, find: Callable[[], T]) -> T | None:
+        """Note the InputError that `find` raises, so that one problem does not hide the next."""
+        try:
+            return find()
+        except InputError as error:
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+            return None
+
+
+def preflight(file: ExperimentFile, experiment: ExperimentConfig, count: TokenCounter | None = None) -> Findings:
+    """Look at everything an experiment names. Raises nothing for a bad input: it is among the problems.
+
+    Args:
+        count: counts the tokens of prompts; default: with the model's tokenizer, where transformers is installed.
+    """
+    found = Findings()
+    found.model = found.attempt(lambda: _model(file, experiment))
+    found.train = _read_prompts(found, "data", experiment.data)
+    if experiment.evaluation is not None:
+        found.held_out = _read_prompts(found, "evaluation.data", experiment.evaluation.data)
+    _count_tokens(found, Path(experiment.policy.model), count or (count_tokens if can_count() else None))
+    found.problems += _reward_problems(file, experiment)
+    found.problems += _schedule_problems(file, experiment, found)
+    found.problems += _context_problems(experiment, found)
+    _look_for_overlap(found)
+    found.problems += _run_folder_problems(file, experiment)
+    if found.model is not None:
+        found.plan = make_plan(
+            experiment,
+            found.model,
+            prompt_tokens=_typical_tokens(found.train),
+            num_held_out=len(found.held_out.data.prompts) if found.held_out else 0,
+        )
+        _compare_with_machine(found, found.plan, experiment.run.root)
+    return found
+
+
+def software_problems(experiment: ExperimentConfig) -> list[str]:
+    """What this machine lacks to carry out a run; a login node may lack it all."""
+    packages = [*RUN_PACKAGES, *(["vllm"] if experiment.rollout.engine == "vllm" else [])]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    problems = [f"{', '.join(missing)} cannot be imported by {sys.executable}: bash env/setup.sh"] if missing else []
+    if shutil.which("mpirun") is None and not Path(sys.executable).with_name("mpirun").is_file():
+        problems.append("mpirun is neither on the PATH nor beside Python: bash env/setup.sh installs Open MPI")
+    return problems
+
+
+def _model(file: ExperimentFile, experiment: ExperimentConfig) -> ModelSizes:
+    folder = Path(experiment.policy.model)
+    name = "/".join(folder.parts[-2:])
+    if looks_like_hub_name(name, folder) and file.writes("policy.model", name):
+        local = Path("models") / folder.name
+        raise InputError(
+            f'{file.where("policy.model")}: policy.model "{name}" is a Hub name; a run takes its model from a folder '
+            "and fetches nothing.\n"
+            f"  hf download {name} --local-dir {shown(file.folder / local)}\n"
+            f'  then model = "{local}". Nothing was started.'
+        )
+    return read_sizes(folder)
+
+
+def _read_prompts(found: Findings, key: str, config: DataConfig) -> Prompts | None:
+    """Read the dataset; rows that make no prompt are a problem, the others are looked at all the same."""
+    try:
+        data = survey_prompts(config)
+    except InputError as error:
+        found.problems.append(f"{key}: {error}")
+        return None
+    if data.report.num_rejected:
+        rejected = data.report.rejected
+        more = data.report.num_rejected - len(rejected)
+        lines = [f"{key}: {data.report.num_rejected} of {_num_source_rows(data)} rows cannot be used", *rejected]
+        found.problems.append("\n  ".join([*lines, *([f"and {more} more"] if more else [])]))
+    return Prompts(key=key, data=data, chat=config.chat)
+
+
+def _count_tokens(found: Findings, model: Path, count: TokenCounter | None) -> None:
+    """All datasets at once: starting the tokenizer takes longer than using it."""
+    datasets = [prompts for prompts in (found.train, found.held_out) if prompts is not None]
+    if found.model is None or not datasets:
+        return
+    if count is None:
+        found.warnings.append("tokens of the prompts were not counted: transformers is not installed here")
+        return
+    texts = [([prompt.text for prompt in prompts.data.prompts], prompts.chat) for prompts in datasets]
+    counts = found.attempt(lambda: count(model, texts))
+    for prompts, tokens in zip(datasets, counts or [], strict=False):
+        prompts.tokens = tuple(tokens)
+
+
+def _num_source_rows(data: PromptDataset) -> int:
+    return data.report.num_rows + data.report.num_rejected
+
+
+def _reward_problems(file: ExperimentFile, experiment: ExperimentConfig) -> Iterator[str]:
+    for number, problem in enumerate(reward_problems(experiment.rewards)):
+        if problem is not None:
+            yield f"{file.where(f'rewards.{number}.use')}: rewards.use: {problem}."
+
+
+def _schedule_problems(file: ExperimentFile, experiment: ExperimentConfig, found: Findings) -> Iterator[str]:
+    wanted, key = experiment.rollout.prompts_per_step, "rollout.prompts_per_step"
+    if found.train is not None and wanted > (rows := len(found.train.data.prompts)):
+        yield (
+            f"{file.where(key)}: {key} ({wanted}) must be at most the {rows} rows of data.train: "
+            "a step never holds a prompt twice."
+        )
+
+
+def context_limit(experiment: ExperimentConfig, model: ModelSizes | None) -> tuple[int, str] | None:
+    """Tokens that prompt and completion may have together, and what says so."""
+    limits = [(experiment.rollout.max_context_tokens, "rollout.max_context_tokens")]
+    if model is not None:
+        limits.append((model.max_positions, "max_position_embeddings of the model"))
+    known = [(tokens, name) for tokens, name in limits if tokens is not None]
+    return min(known) if known else None
+
+
+def _context_problems(experiment: ExperimentConfig, found: Findings) -> Iterator[str]:
+    limit = context_limit(experiment, found.model)
+    completion = experiment.rollout.max_completion_tokens
+    for prompts in (found.train, found.held_out):
+        if limit is None or prompts is None or prompts.tokens is None:
+            continue
+        allowed, name = limit
+        num_too_long = sum(tokens + completion > allowed for tokens in prompts.tokens)
+        if num_too_long == 0:
+            continue
+        tokens, row = max((tokens, row) for row, tokens in enumerate(prompts.tokens))
+        others = f" ({num_too_long} rows are too long; this is the longest)" if num_too_long > 1 else ""
+        yield (
+            f"{prompts.key}: row {row} (from 0) has {tokens} tokens, and {completion} of completion make "
+            f"{tokens + completion}; {name} allows {allowed}{others}.\n"
+            f'  the prompt begins "{_beginning(prompts.data.prompts[row].text)}". Shorten or remove it, or lower '
+            "rollout.max_completion_tokens."
+        )
+
+
+def _beginning(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:57]}…"
+
+
+def _look_for_overlap(found: Findings) -> None:
+    """Held-out prompts that are trained on say nothing about what was learned."""
+    if found.train is None or found.held_out is None:
+        return
+    trained = {prompt.text for prompt in found.train.data.prompts}
+    held_out = found.held_out.data.prompts
+    shared = [prompt for prompt in held_out if prompt.text in trained]
+    if not shared:
+        return
+    text = (
+        f"evaluation.data: {len(shared)} of {len(held_out)} held-out prompts are also in data.train, such as "
+        f'"{_beginning(shared[0].text)}"'
+    )
+    if len(shared) == len(held_out):
+        found.problems.append(f"{text}: an evaluation on them measures memory. Hold prompts out of the training data.")
+    else:
+        found.warnings.append(f"{text}; the accuracy will be too high by what is remembered")
+
+
+def _run_folder_problems(file: ExperimentFile, experiment: ExperimentConfig) -> Iterator[str]:
+    root = experiment.run.root
+    nearest = nearest_folder(root)
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        yield f"{file.where('run.root')}: run.root {root}: {nearest} is not a folder that you may write to."
+    elif experiment.run.name is not None and (root / experiment.run.name).exists():
+        run = RunDirectory(root / experiment.run.name)
+        in_use = " and a run is using it now" if is_locked(run) else ""
+        yield (
+            f"{file.where('run.name')}: run folder {shown(run.root)} exists{in_use}; nothing is overwritten. Choose "
+            "another with -o run.name=NAME, or leave the name out."
+        )
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path itself, or the innermost of its parents that is there."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _typical_tokens(prompts: Prompts | None) -> int:
+    if prompts is None:
+        return 0
+    if prompts.tokens is None:
+        return prompts.data.report.prompt_chars_p50 // 3
+    return sorted(prompts.tokens)[len(prompts.tokens) // 2]
+
+
+def _compare_with_machine(found: Findings, plan: Plan, root: Path) -> None:
+    free = free_bytes(root)
+    if plan.disk > free:
+        found.problems.append(
+            f"run.root {root} has {size_text(free)} free and the run needs up to {size_text(plan.disk)}: "
+            f"{plan.kept_checkpoints} checkpoints of {size_text(plan.checkpoint)} and "
+            f"{size_text(plan.shards)} of shards. "
+            "Free some, lower trainer.keep_checkpoints, or set run.root to another disk."
+        )
+    if not has_gpu() and plan.memory > (available := psutil.virtual_memory().available):
+        found.warnings.append(
+            f"the run may need {size_text(plan.memory)} of memory and {size_text(available)} is available: it may be "
+            "killed. A smaller trainer.max_tokens_per_microbatch or rollout.kv_cache_gib needs less"
+        )
+
+
+def free_bytes(root: Path) -> int:
+    return shutil.disk_usage(nearest_folder(root)).free
+
+
+def has_gpu() -> bool:
+    return Path("/proc/driver/nvidia/gpus").is_dir()
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """
+    Raises:
+        InputError: all problems, one after the other.
+    """
+    if problems:
+        raise InputError("\n".join(problems))

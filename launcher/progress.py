@@ -1,0 +1,97 @@
+"""What `towline run` shows while it runs: a bar on a terminal, else plain lines, one a step."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+
+from towline.rollout.evaluation.statistics import Interval
+
+Row = Mapping[str, Any]
+
+
+class RunProgress:
+    """An `Observer` of the supervisor. Used as a context: the bar is taken away at the end, the lines stay."""
+
+    def __init__(self, console: Console, num_steps: int) -> None:
+        self._console = console
+        self._num_steps = num_steps
+        self._phases: dict[str, str] = {}
+        self._has_begun = False
+        self._bar = Progress(
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            console=console,
+            expand=True,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=num_steps)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def on_phases(self, phases: dict[str, str]) -> None:
+        changed = {name: phase for name, phase in phases.items() if self._phases.get(name) != phase}
+        self._phases |= changed
+        text = phases_line(self._phases)
+        self._bar.update(self._task, description=text)
+        if changed and not self._has_begun and not self._console.is_terminal:
+            self._say(f"starting  {text}")
+
+    def on_step(self, row: dict[str, Any]) -> None:
+        self._has_begun = True
+        self._say(step_line(row, self._num_steps))
+        self._bar.update(self._task, completed=row["step"] + 1)
+
+    def on_evaluation(self, row: dict[str, Any]) -> None:
+        self._has_begun = True
+        self._say(evaluation_line(row))
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def phases_line(phases: Mapping[str, str]) -> str:
+    """Each process with what it does; ranks and engines that do the same are written once."""
+    doing: dict[str, list[str]] = {}
+    for name, phase in phases.items():
+        doing.setdefault(f"{name.partition('.')[0]} {phase}", []).append(name)
+    return " · ".join(f"{len(names)} {text}" if len(names) > 1 else text for text, names in doing.items())
+
+
+def step_line(row: Row, num_steps: int) -> str:
+    """Steps are counted from 1 here: 20/20 is the last."""
+    width = len(str(num_steps))
+    parts = " ".join(
+        f"{name} {number(row.get(f'seconds/{name}'), '.1f')}" for name in ("generate", "score", "train", "sync")
+    )
+    return (
+        f"step {row['step'] + 1:>{width}}/{num_steps}  reward {number(row.get('reward/mean'), '.3f')}  "
+        f"kl {number(row.get('loss/kl'), '.4f')}  mismatch {number(row.get('mismatch/k3'), '.0e')}  "
+        f"length {number(row.get('completion/length'), '.0f')}  {number(row.get('speed/tokens_per_s'), ',.0f')} tok/s  "
+        f"{number(row.get('seconds/step'), '.1f')} s ({parts})"
+    )
+
+
+def evaluation_line(row: Row) -> str:
+    accuracy = Interval(estimate=row["accuracy"], low=row["low"], high=row["high"])
+    failed = f", {row['num_failed']} could not be graded" if row["num_failed"] else ""
+    return (
+        f"held-out accuracy at version {row['version']}: {accuracy} on {row['num_prompts']} prompts{failed} "
+        f"({row['seconds']:.1f} s)"
+    )
+
+
+def number(value: float | None, form: str) -> str:
+    """A value that was not finite is written as null, and shown as a dash."""
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,93 @@
+"""`towline replay`: train again from the recorded rollouts, without engines, and compare the losses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.supervisor import supervise
+from towline.launcher.progress import Row, RunProgress
+from towline.storage.errors import InputError, LedgerError
+from towline.storage.run_directory import RunDirectory, read_jsonl
+
+LOSS = "loss/policy"
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLosses:
+    step: int
+    live: float
+    replayed: float
+
+    @property
+    def difference(self) -> float:
+        return self.replayed - self.live
+
+    @property
+    def is_same(self) -> bool:
+        # False for NaN as well.
+        return abs(self.difference) <= TOLERANCE
+
+
+def replay_run(run: RunDirectory, step: int) -> int:
+    """Return 0 when the loss of every replayed step is the live one.
+
+    Raises:
+        InputError: the run has not trained that step.
+        RunFault: the replay itself failed.
+    """
+    live = {row["step"]: row for row in read_jsonl(run.metrics)}
+    if step not in live:
+        trained = f"steps 0 to {max(live)}" if live else "no step"
+        raise InputError(f"{run.root.name} has trained {trained}; step {step} cannot be replayed.")
+    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    attempt = run.attempts
+    with RunProgress(Console(), experiment.steps) as progress:
+        supervise(run, experiment, _OnlyPhases(progress), replay_step=step)
+    losses = compare_losses(live, read_jsonl(run.logs(attempt) / "replay.jsonl"))
+    print("\n".join(table(losses)))
+    return 0 if all(one.is_same for one in losses) else 1
+
+
+class _OnlyPhases:
+    """The supervisor shows the run's own metrics, which are of the past here."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        self._progress = progress
+
+    def on_phases(self, phases: dict[str, str]) -> None:
+        self._progress.on_phases(phases)
+
+    def on_step(self, row: dict[str, object]) -> None:
+        pass
+
+    def on_evaluation(self, row: dict[str, object]) -> None:
+        pass
+
+
+def compare_losses(live: Mapping[int, Row], replayed: Sequence[Row]) -> list[StepLosses]:
+    if not replayed:
+        raise LedgerError("the replay ended without training a step; see its log.")
+    return [
+        StepLosses(step=int(row["step"]), live=_loss(live[int(row["step"])]), replayed=_loss(row)) for row in replayed
+    ]
+
+
+def _loss(row: Row) -> float:
+    """What was not finite is written as null."""
+    value = row[LOSS]
+    return float("nan") if value is None else value
+
+
+def table(losses: Sequence[StepLosses]) -> list[str]:
+    lines = [
+        f"{one.step:>6}  {one.live:>+14.8f}  {one.replayed:>+14.8f}  {one.difference:>+9.1e}"
+        f"{'' if one.is_same else '  differs'}"
+        for one in losses
+    ]
+    worst = max(abs(one.difference) for one in losses)
+    num_same = sum(one.is_same for one in losses)
+    verdict = f"{num_same} of {len(losses)} steps within {TOLERANCE:g}; largest difference {worst:.1e}"
+    return [f"{'step':>6}  {'live loss':>14}  {'replayed':>14}  {'change':>9}", *lines, verdict]

@@ -1,0 +1,92 @@
+"""`towline run`: look at everything, make the run folder, supervise, and say what came of it."""
+
+import os
+import shutil
+import time
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.supervisor import Outcome, supervise
+from towline.launcher.environment import describe_environment
+from towline.launcher.experiment_file import ExperimentFile, read_experiment
+from towline.launcher.preflight import preflight, raise_problems, software_problems
+from towline.launcher.progress import RunProgress
+from towline.launcher.report import draw_reward_curve
+from towline.launcher.summary import summary_lines
+from towline.storage.dataset_files import shown
+from towline.storage.errors import InputError
+from towline.storage.run_directory import RunDirectory, write_json
+
+STOPPED = 3
+
+
+def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
+    """Carry out one run on this machine.
+
+    Raises:
+        InputError: something is wrong that could be known; nothing was made or started.
+        RunFault: a process of the run failed.
+    """
+    refuse_login_node(path)
+    console = Console(highlight=False)
+    file, experiment = read_experiment(path, overrides)
+    found = preflight(file, experiment)
+    raise_problems([*found.problems, *software_problems(experiment)])
+    for warning in found.warnings:
+        _say(console, f"! {warning}")
+    run = make_run(file, experiment)
+    _say(console, f"run {run.root.name}   folder {shown(run.root)}")
+    began = time.monotonic()
+    with RunProgress(console, experiment.steps) as progress:
+        outcome = supervise(run, experiment, progress)
+    draw_reward_curve(run)
+    for line in summary_lines(run, experiment, time.monotonic() - began):
+        _say(console, line)
+    return _exit_code(outcome, run, console)
+
+
+def refuse_login_node(path: Path) -> None:
+    """A login node is shared by everybody; training on it is unkind and usually killed."""
+    if shutil.which("sbatch") is None or "SLURM_JOB_ID" in os.environ or os.environ.get("TOWLINE_ALLOW_LOGIN") == "1":
+        return
+    raise InputError(
+        "towline run trains on this machine, and this is a login node of a Slurm cluster (sbatch is on the PATH, and "
+        "there is no allocation). Use\n"
+        f"  sbatch --nodes=1 --exclusive --wrap 'towline run {path}'\n"
+        "with your partition and account. TOWLINE_ALLOW_LOGIN=1 runs it here all the same."
+    )
+
+
+def make_run(file: ExperimentFile, experiment: ExperimentConfig) -> RunDirectory:
+    """Make the run folder with the resolved experiment, the file as written, and the environment."""
+    run = RunDirectory.create(_run_folder(file, experiment))
+    named = experiment.model_copy(update={"run": experiment.run.model_copy(update={"name": run.root.name})})
+    run.source_config.write_text(file.text, encoding="utf-8")
+    write_json(run.environment, describe_environment(file.overrides))
+    # Written last: a folder with it is a run.
+    write_json(run.config, named.model_dump(mode="json"))
+    return run
+
+
+def _run_folder(file: ExperimentFile, experiment: ExperimentConfig) -> Path:
+    root = experiment.run.root
+    if experiment.run.name is not None:
+        return root / experiment.run.name
+    name = f"{file.path.stem}-{datetime.now():%m%d-%H%M%S}"
+    names = (name, *(f"{name}-{number}" for number in range(2, 100)))
+    return next(root / name for name in names if not (root / name).exists())
+
+
+def _exit_code(outcome: Outcome, run: RunDirectory, console: Console) -> int:
+    if outcome.status == "done":
+        return 0
+    step = outcome.next_step
+    _say(console, f"stopped at step {step} with checkpoint {step} kept; the run's folder is {shown(run.root)}")
+    return STOPPED
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False)

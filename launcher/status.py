@@ -1,0 +1,141 @@
+"""`towline status`: how a run is doing, from its files alone."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from towline.jobs.experiment import ExperimentConfig
+from towline.launcher.progress import evaluation_line, number
+from towline.launcher.summary import duration
+from towline.storage.checkpoints import checkpoint_path, newest_step
+from towline.storage.dataset_files import shown
+from towline.storage.run_directory import RunDirectory, is_locked, read_jsonl
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 20
+RECENT_STEPS = 10
+_UNDER_WAY = ("running", "stopping")
+
+
+def print_status(run: RunDirectory) -> int:
+    print("\n".join(status_lines(run, now=time.time())))
+    return 0
+
+
+def status_lines(run: RunDirectory, *, now: float) -> Iterator[str]:
+    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    state, rows = run.read_state(), read_jsonl(run.metrics)
+    word = _word(run, state)
+    yield f"{run.root.name}  {word}  attempt {state.get('attempt', '-')}{_since(state, now)}"
+    if word == "LOST":
+        yield from _lost_lines(run, state)
+    yield _step_line(experiment.steps, rows, is_under_way=word in ("RUNNING", "STOPPING"), now=now)
+    if rows:
+        yield _learning_line(rows)
+        yield _waiting_line(rows)
+    for row in read_jsonl(run.evaluations):
+        yield evaluation_line(row)
+    yield _kept_line(run, rows, now)
+    if word == "FAILED" and state.get("fault"):
+        yield str(state["fault"])
+
+
+def _word(run: RunDirectory, state: dict[str, Any]) -> str:
+    """What the state file says, unless the supervisor that wrote it is gone."""
+    status = state.get("status")
+    if status is None:
+        return "NOT STARTED"
+    return "LOST" if status in _UNDER_WAY and not _is_supervised(run, state) else str(status).upper()
+
+
+def _is_supervised(run: RunDirectory, state: dict[str, Any]) -> bool:
+    """Locks may not be seen from another host; there the state file is taken at its word."""
+    if state.get("host") != socket.gethostname():
+        return True
+    return psutil.pid_exists(int(state["pid"])) and is_locked(run)
+
+
+def _lost_lines(run: RunDirectory, state: dict[str, Any]) -> Iterator[str]:
+    kept = newest_step(run.checkpoints)
+    yield (
+        f"  its supervisor (process {state.get('pid')} on {state.get('host')}) is gone without a word: killed, out of "
+        "memory, or the machine was started again"
+    )
+    yield f"  look at {shown(run.logs(state.get('attempt', 0)))}, and with `ps` for processes that it left behind"
+    yield f"  kept: {'no checkpoint' if kept is None else f'checkpoint {kept}'} and every sealed shard"
+
+
+def _since(state: dict[str, Any], now: float) -> str:
+    if "started" not in state:
+        return ""
+    if "ended" in state and state.get("status") not in _UNDER_WAY:
+        return f"  took {duration(state['ended'] - state['started'])}, ended {_ago(now - state['ended'])}"
+    return f"  for {duration(now - state['started'])}"
+
+
+def _step_line(num_steps: int, rows: Sequence[dict[str, Any]], *, is_under_way: bool, now: float) -> str:
+    if not rows:
+        return f"step 0/{num_steps}"
+    done = rows[-1]["step"] + 1
+    seconds = float(np.median([row["seconds/step"] for row in rows[-RECENT_STEPS:]]))
+    left = (num_steps - done) * seconds
+    ends = f"   ends ~{time.strftime('%H:%M', time.localtime(now + left))} (in {duration(left)})"
+    staleness = number(rows[-1].get("staleness/max"), ".0f")
+    return (
+        f"step {done}/{num_steps}   policy v{rows[-1]['version']:.0f}   staleness {staleness}   {seconds:.1f} s/step"
+        f"{ends if is_under_way else ''}"
+    )
+
+
+def _learning_line(rows: Sequence[dict[str, Any]]) -> str:
+    last = rows[-1]
+    first_length, length = rows[0].get("completion/length"), last.get("completion/length")
+    change = f" ({100 * (length / first_length - 1):+.0f} %)" if first_length and length is not None else ""
+    return (
+        f"reward {number(last.get('reward/mean'), '.3f')} {sparkline([row.get('reward/mean') for row in rows])}   "
+        f"kl {number(last.get('loss/kl'), '.4f')}   mismatch {number(last.get('mismatch/k3'), '.0e')}   "
+        f"length {number(length, '.0f')}{change}"
+    )
+
+
+def _waiting_line(rows: Sequence[dict[str, Any]]) -> str:
+    recent = rows[-RECENT_STEPS:]
+    waited = sum(row["seconds/wait"] for row in recent) / max(1e-9, sum(row["seconds/step"] for row in recent))
+    failed = float(np.mean([row.get("reward/failed") or 0.0 for row in recent]))
+    mend = ": towline samples --failed" if failed else ""
+    return (
+        f"trainer idle {100 * waited:.0f} %   reward failures {100 * failed:.1f} %{mend}   (last {len(recent)} steps)"
+    )
+
+
+def _kept_line(run: RunDirectory, rows: Sequence[dict[str, Any]], now: float) -> str:
+    kept = newest_step(run.checkpoints)
+    if kept is None:
+        return "no checkpoint yet" if rows else "no checkpoint"
+    return f"checkpoint {kept} ({_ago(now - _written(checkpoint_path(run.checkpoints, kept)))})"
+
+
+def _written(checkpoint: Path) -> float:
+    return max(entry.stat().st_mtime for entry in os.scandir(checkpoint))
+
+
+def _ago(seconds: float) -> str:
+    return f"{duration(max(0.0, seconds))} ago"
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """At most 20 blocks, each the mean of its share of the values, between the least and the largest of these."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    parts = np.array_split(np.array(known), min(SPARK_WIDTH, len(known)))
+    means = np.array([part.mean() for part in parts])
+    spread = means.max() - means.min()
+    heights = (means - means.min()) / spread * (len(BLOCKS) - 1) if spread > 0 else np.zeros(len(means))
+    return "".join(BLOCKS[round(float(height))] for height in heights)

@@ -1,0 +1,32 @@
+import json
+
+from towline.launcher.model_folder import read_sizes
+
+
+def test_sizes_come_from_config_and_weights(project) -> None:
+    sizes = read_sizes(project.model)
+    assert sizes.num_parameters == 39 * 8 + 8
+    assert (sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, sizes.max_positions) == (2, 1, 4, 32)
+
+
+def test_heads_without_groups_and_a_text_config_inside_another(project) -> None:
+    inner = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 39, "head_dim": 32}
+    (project.model / "config.json").write_text(json.dumps({"text_config": inner}))
+    sizes = read_sizes(project.model)
+    assert (sizes.num_kv_heads, sizes.head_dim, sizes.max_positions) == (4, 32, None)
+
+
+def test_parts_named_by_the_index_are_summed(project, write_safetensors) -> None:
+    (project.model / "model.safetensors").unlink()
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for name in names:
+        write_safetensors(project.model / name, {"weight": [3, 5]})
+    index = {"weight_map": {"a": names[0], "b": names[1]}}
+    (project.model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_sizes(project.model).num_parameters == 30
+
+
+def test_a_pickle_is_judged_by_its_size(project) -> None:
+    (project.model / "model.safetensors").unlink()
+    (project.model / "pytorch_model.bin").write_bytes(bytes(400))
+    assert read_sizes(project.model).num_parameters == 100

@@ -1,0 +1,91 @@
+import json
+import stat
+
+import pytest
+
+from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.supervisor import Outcome
+from towline.launcher import run as run_module
+from towline.launcher.cli import command
+from towline.launcher.run import make_run
+from towline.launcher.summary import duration, summary_lines
+from towline.storage.errors import RunFault
+from towline.storage.run_directory import RunDirectory
+
+
+def test_a_new_run_folder_tells_what_it_was_made_of(project) -> None:
+    file, experiment = project.read("steps=5")
+    run = make_run(file, experiment)
+    written = ExperimentConfig.model_validate_json(run.config.read_text())
+    assert written.steps == 5
+    assert written.run.name == run.root.name
+    assert written.policy.model == str(project.model)
+    assert run.source_config.read_text() == file.text
+    environment = json.loads(run.environment.read_text())
+    assert environment["overrides"] == ["steps=5"]
+    assert {"towline", "numpy", "h5py", "pydantic"} <= environment["packages"].keys()
+    assert {"git_commit", "python", "host", "argv"} <= environment.keys()
+    assert stat.S_IMODE(run.root.stat().st_mode) == 0o700
+
+
+def test_runs_of_one_second_get_different_names(project) -> None:
+    file, experiment = project.read()
+    names = {make_run(file, experiment).root.name for _ in range(3)}
+    assert len(names) == 3
+    assert all(name.startswith("small-") for name in names)
+
+
+def test_a_stop_by_the_user_exits_with_3_and_says_what_is_kept(
+    project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_nothing(monkeypatch, lambda run: Outcome(status="stopped", next_step=2))
+    assert command(["run", str(project.file), "-o", "run.name=mine"]) == 3
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"stopped at step 2 with checkpoint 2 kept; the run's folder is {project.runs / 'mine'}"
+
+
+def test_a_finished_run_exits_with_0(project, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_nothing(monkeypatch, lambda run: Outcome(status="done", next_step=3))
+    assert command(["run", str(project.file)]) == 0
+
+
+@pytest.mark.parametrize(("checkpoint_kept", "code"), [(True, 3), (False, 1)])
+def test_a_fault_exits_by_whether_a_checkpoint_is_kept(
+    project, checkpoint_kept: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(run: RunDirectory) -> Outcome:
+        raise RunFault("mine FAILED: rollout.0", checkpoint_kept=checkpoint_kept)
+
+    start_nothing(monkeypatch, fail)
+    assert command(["run", str(project.file)]) == code
+    assert capsys.readouterr().err == "mine FAILED: rollout.0\n"
+
+
+def start_nothing(monkeypatch: pytest.MonkeyPatch, supervise) -> None:
+    """Put the given end of a run in place of its processes, and leave out what this machine may lack."""
+    monkeypatch.setattr(run_module, "supervise", lambda run, experiment, observer: supervise(run))
+    monkeypatch.setattr(run_module, "software_problems", lambda experiment: [])
+    monkeypatch.setenv("TOWLINE_ALLOW_LOGIN", "1")
+
+
+def test_the_summary_tells_what_the_run_brought(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.root.parent.parent)
+    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    assert list(summary_lines(run, experiment, 62.0)) == [
+        "",
+        "steps     3/3 in 1 min 02 s",
+        "reward    0.000 → 0.500",
+        "held-out  0.000 → 0.500   difference +0.500 (-0.563 to +1.000), 2 prompts",
+        "look      towline status small-1 · towline samples small-1",
+        "prove     towline replay small-1 --step 2",
+    ]
+
+
+def test_the_summary_names_the_root_where_it_is_needed(run: RunDirectory) -> None:
+    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    assert f"towline status small-1 --root {run.root.parent}" in "\n".join(summary_lines(run, experiment, 1.0))
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5.4, "5 s"), (62, "1 min 02 s"), (3725, "1 h 02 min")])
+def test_durations_read_easily(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,20 @@
+from pathlib import Path
+
+import pytest
+
+from towline.jobs.experiment import load_experiment
+from towline.launcher.reward_source import reward_problems
+
+EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "jobs/experiments").rglob("*.toml"))
+
+
+def test_experiments_are_shipped() -> None:
+    assert EXPERIMENTS
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_a_shipped_experiment_loads(path: Path) -> None:
+    experiment = load_experiment(path)
+    assert not any(reward_problems(experiment.rewards))
+    for data in (experiment.data, experiment.evaluation.data if experiment.evaluation else experiment.data):
+        assert data.template is None or data.template.is_file()
