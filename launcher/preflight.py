@@ -15,6 +15,7 @@ from towline.jobs.experiment import ExperimentConfig
 from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.model_folder import ModelSizes, looks_like_hub_name, read_sizes
 from towline.launcher.plan import Plan, make_plan, size_text
+from towline.launcher.processor import slow_precision
 from towline.launcher.reward_source import reward_problems
 from towline.launcher.token_counts import can_count, count_tokens
 from towline.storage.data_config import DataConfig
@@ -75,6 +76,7 @@ def preflight(file: ExperimentFile, experiment: ExperimentConfig, count: TokenCo
     found.problems += _schedule_problems(file, experiment, found)
     found.problems += _context_problems(experiment, found)
     _look_for_overlap(found)
+    found.warnings += filter(None, [slow_precision(experiment)])
     found.problems += _run_folder_problems(file, experiment)
     if found.model is not None:
         found.plan = make_plan(

@@ -255,3 +255,11 @@ def _write_safetensors() -> Callable[[Path, dict[str, list[int]]], None]:
 @pytest.fixture(name="metrics_row")
 def _metrics_row() -> Callable[[int], dict[str, float]]:
     return metrics_row
+
+
+@pytest.fixture(autouse=True)
+def _processor_with_bfloat16(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is warned of must not depend on the machine that the tests run on."""
+    cpuinfo = tmp_path_factory.mktemp("processor") / "cpuinfo"
+    cpuinfo.write_text("flags : avx512_bf16\n")
+    monkeypatch.setattr("towline.launcher.processor.CPUINFO", cpuinfo)
