@@ -20,7 +20,7 @@ from towline.jobs.role import Role, run_role
 from towline.jobs.rollout_role import PROBE_TOKENS
 from towline.jobs.trainer_rollouts import LiveRollouts, RecordedRollouts
 from towline.jobs.weight_sync import Publisher
-from towline.jobs.work import evaluation_work, training_work
+from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.storage import checkpoints
 from towline.storage.ledger import read_scored_shard
 from towline.storage.metrics import MetricsWriter, append_jsonl
@@ -229,15 +229,17 @@ def _replay(role: Role, engine: DeepSpeedEngine, reference: Reference | None, la
         role.store.set("finished", {"status": "done", "step": last_step + 1})
 
 
-def _engine_seconds(work, step: int) -> grpo.Metrics:
-    """Generation and scoring time of a step: from the first request to the last, per engine clock."""
+def _engine_seconds(work: Workload, step: int) -> grpo.Metrics:
+    """Generation and scoring time of a step: from the first request to the last, by each engine's own clock."""
     shards = [read_scored_shard(work.path(chunk)) for chunk, _ in work.chunks(step)]
-    by_engine: dict[int, list] = {}
+    began: dict[int, float] = {}
+    ended: dict[int, float] = {}
     for shard, _ in shards:
-        by_engine.setdefault(shard.origin.engine, []).append(shard.origin)
-    spans = [max(o.ended for o in origins) - min(o.began for o in origins) for origins in by_engine.values()]
+        engine = shard.origin.engine
+        began[engine] = min(began.get(engine, shard.origin.began), shard.origin.began)
+        ended[engine] = max(ended.get(engine, shard.origin.ended), shard.origin.ended)
     return {
-        "seconds/generate": max(spans),
+        "seconds/generate": max(ended[engine] - began[engine] for engine in began),
         "seconds/score": sum(sheet.ended - sheet.began for _, sheet in shards),
     }
 

@@ -32,7 +32,7 @@ METRICS: dict[str, str] = {
     "tokens/fill": "share of the packed token budget that is not padding",
     "speed/tokens_per_s": "tokens/trained divided by seconds/step",
     "seconds/wait": "trainer waiting for generation and scoring, s",
-    "seconds/generate": "sum over chunks of generation time divided by engines, s",
+    "seconds/generate": "from the first request of the step to the last, of the slowest engine, s",
     "seconds/score": "wall time of scoring, s",
     "seconds/train": "inner steps, s",
     "seconds/sync": "publication of the weights and probe, s",
