@@ -9,8 +9,9 @@ from towline.jobs.role import Role
 from towline.jobs.trainer_rollouts import read_step
 from towline.jobs.work import Workload
 from towline.rollout.evaluation.statistics import accuracy_interval
+from towline.storage.errors import RewardError
 from towline.storage.metrics import append_jsonl
-from towline.storage.records import ScoreStatus
+from towline.storage.records import Score, ScoreStatus
 
 
 @dataclass(slots=True)
@@ -35,16 +36,29 @@ class HeldOut:
                 self.role.heartbeat.beat("evaluate")
                 time.sleep(0.02)
         scores = [score for scored in read_step(self.work, version) for score in scored.scores]
-        judged = [score for score in scores if score.status is ScoreStatus.OK]
-        accuracy = accuracy_interval(sum(score.total == 1.0 for score in judged), max(1, len(judged)))
-        row = {
-            "version": version,
-            "accuracy": accuracy.estimate,
-            "low": accuracy.low,
-            "high": accuracy.high,
-            "num_prompts": len(judged),
-            "num_failed": len(scores) - len(judged),
-            "seconds": time.monotonic() - began,
-        }
-        append_jsonl(self.role.run.evaluations, row)
+        row = accuracy_row(version, scores)
+        append_jsonl(self.role.run.evaluations, {**row, "seconds": time.monotonic() - began})
         return True
+
+
+def accuracy_row(version: int, scores: list[Score]) -> dict[str, float]:
+    """Accuracy over the answers that could be judged, with its 95 % interval; the others are counted.
+
+    Raises:
+        RewardError: none could be judged. That is no accuracy of 0.
+    """
+    judged = [score for score in scores if score.status is ScoreStatus.OK]
+    if not judged:
+        raise RewardError(
+            f"evaluation of version {version}: none of {len(scores)} answers could be judged, for example: "
+            f"{scores[0].detail if scores else 'there were no prompts'}"
+        )
+    accuracy = accuracy_interval(sum(score.total == 1.0 for score in judged), len(judged))
+    return {
+        "version": version,
+        "accuracy": accuracy.estimate,
+        "low": accuracy.low,
+        "high": accuracy.high,
+        "num_prompts": len(judged),
+        "num_failed": len(scores) - len(judged),
+    }
