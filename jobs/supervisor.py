@@ -14,7 +14,7 @@ from towline.jobs.first_fault import Fault, killed_fault, recorded_faults
 from towline.jobs.launch import Launcher, LocalLauncher, Process, ProcessSpec
 from towline.jobs.store_handle import StoreHandle
 from towline.storage.checkpoints import newest_step
-from towline.storage.errors import RunFault, StoreError
+from towline.storage.errors import RunFault, StoreError, TowlineError
 from towline.storage.run_directory import RunDirectory, RunLock, read_jsonl
 
 POLL_S = 0.2
@@ -69,7 +69,7 @@ def supervise(
         supervisor = _Supervisor(run, experiment, observer, launcher or LocalLauncher(), attempt, store, replay_step)
         try:
             outcome = supervisor.run_attempt()
-        except RunFault as fault:
+        except TowlineError as fault:
             if replay_step is None:
                 run.write_state(status="failed", ended=time.time(), fault=str(fault))
             raise

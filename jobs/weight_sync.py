@@ -28,6 +28,9 @@ from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.weight_publisher import publish_weights
 
 _TRIES = 2
+_PATIENCE = 4
+"""Rank 0 waits for acknowledgements, stream and digests in turn. Who waits for its verdict waits longer than all three,
+so that the error that names the silent engine comes first."""
 _FAILED = "failed: "
 _ANSWERS = {
     "ack": "take up the publication of new weights",
@@ -69,7 +72,7 @@ class Publisher:
         serial = self._serial
         if dist.get_rank() != 0:
             publish_weights(self.engine, version, sender=None, wire_dtype=self.wire_dtype, timeout_s=self.timeout_s)
-            return self.store.wait(f"outcome/{serial}", self.timeout_s, self.on_wait)
+            return self.store.wait(f"outcome/{serial}", _PATIENCE * self.timeout_s, self.on_wait)
         self._gather_members(version)
         assert self._group is not None
         failure: str | None = None
@@ -175,7 +178,7 @@ class Subscriber:
             digest = f"{_FAILED}{error}"
         self.store.set(f"received/{self._serial}/{self.number}", digest)
         outcome = self.store.wait(
-            f"outcome/{self._serial}", request["timeout_s"], on_wait=lambda: self.beat("receive weights")
+            f"outcome/{self._serial}", _PATIENCE * request["timeout_s"], on_wait=lambda: self.beat("receive weights")
         )
         if outcome == "commit":
             self.engine.apply(request["version"])
