@@ -56,7 +56,12 @@ def join_trainer_group(store: ControlStore, world: World, attempt: int, timeout_
     }
     has_gpu = torch.cuda.is_available()
     if has_gpu:
-        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+        if world.local_rank >= torch.cuda.device_count():
+            raise TowlineError(
+                f"rank {world.rank} is the {world.local_rank + 1}. of its node, which shows it "
+                f"{torch.cuda.device_count()} GPUs; each rank needs one. Ask for fewer ranks or more GPUs a node."
+            )
+        torch.cuda.set_device(world.local_rank)
     timeout = timedelta(seconds=timeout_s)
     client = TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
     dist.init_process_group(

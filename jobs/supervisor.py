@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from towline.jobs.devices import assign_gpus, visible, visible_gpus
 from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.first_fault import Fault, killed_fault, recorded_faults
 from towline.jobs.launch import Launcher, LocalLauncher, Process, ProcessSpec
@@ -114,10 +115,12 @@ class _Supervisor:
     def _specs(self) -> list[ProcessSpec]:
         """Every process of the attempt; the trainer's ranks are one MPI world."""
         local = self.experiment.local
+        devices = assign_gpus(visible_gpus(), trainer_ranks=local.trainer_ranks, engines=local.engines)
         common = {
             "TOWLINE_RUN": str(self.run.root),
             "TOWLINE_ATTEMPT": str(self.attempt),
             "TOWLINE_STORE": self.store.address,
+            "TOWLINE_TRANSFER_BACKEND": devices.transfer_backend,
             # Idle threads that spin take the core from the process that works.
             "OMP_WAIT_POLICY": "passive",
             "HF_HUB_OFFLINE": "1",
@@ -128,23 +131,34 @@ class _Supervisor:
         replay = {} if self.replay_step is None else {"TOWLINE_REPLAY_STEP": str(self.replay_step)}
 
         def spec(
-            name: str, module: str, *arguments: str, threads: int = 1, num_tasks: int | None = None
+            name: str,
+            module: str,
+            *arguments: str,
+            threads: int = 1,
+            num_tasks: int | None = None,
+            gpus: tuple[str, ...] = (),
         ) -> ProcessSpec:
             return ProcessSpec(
                 name=name,
                 module=f"towline.jobs.{module}",
                 arguments=arguments,
                 num_tasks=num_tasks,
-                environment=common | replay | {"OMP_NUM_THREADS": str(threads)},
+                environment=common | replay | visible(gpus) | {"OMP_NUM_THREADS": str(threads)},
                 log=self.run.log(self.attempt, f"{name}.launch"),
             )
 
-        trainer = spec("trainer", "trainer_role", threads=local.trainer_threads, num_tasks=local.trainer_ranks)
+        trainer = spec(
+            "trainer",
+            "trainer_role",
+            threads=local.trainer_threads,
+            num_tasks=local.trainer_ranks,
+            gpus=devices.trainer,
+        )
         if self.replay_step is not None:
             return [trainer]
         engines = [
-            spec(f"rollout.{number}", "rollout_role", str(number), threads=local.engine_threads)
-            for number in range(local.engines)
+            spec(f"rollout.{number}", "rollout_role", str(number), threads=local.engine_threads, gpus=gpus)
+            for number, gpus in enumerate(devices.engines)
         ]
         return [trainer, *engines, spec("scorer.0", "scorer_role")]
 

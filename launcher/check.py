@@ -11,11 +11,11 @@ from towline.launcher.experiment_file import read_experiment
 from towline.launcher.plan import Plan, size_text
 from towline.launcher.preflight import Findings, Prompts, free_bytes, has_gpu, preflight
 from towline.launcher.text import printable
+from towline.launcher.tokenized_prompts import NUM_RENDERED
 from towline.rollout.rewards.config import RewardConfig
 from towline.storage.dataset_files import shown
 
 BAD_INPUT = 2
-PROMPTS_SHOWN = 3
 
 
 def check_experiment(path: Path, overrides: tuple[str, ...]) -> int:
@@ -58,10 +58,11 @@ def _data_lines(prompts: Prompts) -> Iterator[str]:
         f"{report.num_rejected:,} rows rejected   {_source(prompts)}"
     )
     yield f"        {_lengths(prompts)}"
-    for prompt in prompts.data.prompts[:PROMPTS_SHOWN]:
+    first = prompts.data.prompts[:NUM_RENDERED]
+    for prompt, text in zip(first, prompts.rendered or [prompt.text for prompt in first], strict=True):
         yield f"        row {prompt.row}, answer {printable(prompt.answer)}"
-        yield from (f"          | {printable(line)}" for line in prompt.text.split("\n"))
-    if prompts.chat:
+        yield from (f"          | {printable(line)}" for line in text.split("\n"))
+    if prompts.chat and not prompts.rendered:
         yield "        each as one user turn of the model's chat template"
 
 

@@ -11,13 +11,14 @@ from typing import TypeVar
 
 import psutil
 
+from towline.jobs.devices import assign_gpus, visible_gpus
 from towline.jobs.experiment import ExperimentConfig
 from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.model_folder import ModelSizes, looks_like_hub_name, read_sizes
 from towline.launcher.plan import Plan, make_plan, size_text
 from towline.launcher.processor import slow_precision
 from towline.launcher.reward_source import reward_problems
-from towline.launcher.token_counts import can_count, count_tokens
+from towline.launcher.tokenized_prompts import Tokenized, can_tokenize, tokenize
 from towline.storage.data_config import DataConfig
 from towline.storage.dataset_files import shown
 from towline.storage.datasets import PromptDataset, survey_prompts
@@ -25,7 +26,7 @@ from towline.storage.errors import InputError
 from towline.storage.run_directory import RunDirectory, is_locked
 
 T = TypeVar("T")
-TokenCounter = Callable[[Path, Sequence[tuple[Sequence[str], bool]]], list[list[int]]]
+Tokenizer = Callable[[Path, Sequence[tuple[Sequence[str], bool]]], list[Tokenized]]
 RUN_PACKAGES = ("torch", "transformers", "deepspeed", "mpi4py")
 
 
@@ -39,6 +40,8 @@ class Prompts:
     chat: bool
     tokens: tuple[int, ...] | None = None
     """None where they could not be counted."""
+    rendered: tuple[str, ...] = ()
+    """The first prompts as the model reads them, where its tokenizer can be loaded."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,18 +63,18 @@ class Findings:
             return None
 
 
-def preflight(file: ExperimentFile, experiment: ExperimentConfig, count: TokenCounter | None = None) -> Findings:
+def preflight(file: ExperimentFile, experiment: ExperimentConfig, tokenizer: Tokenizer = tokenize) -> Findings:
     """Look at everything an experiment names. Raises nothing for a bad input: it is among the problems.
 
     Args:
-        count: counts the tokens of prompts; default: with the model's tokenizer, where transformers is installed.
+        tokenizer: counts and renders prompts; default: the model's own, which needs transformers.
     """
     found = Findings()
     found.model = found.attempt(lambda: _model(file, experiment))
     found.train = _read_prompts(found, "data", experiment.data)
     if experiment.evaluation is not None:
         found.held_out = _read_prompts(found, "evaluation.data", experiment.evaluation.data)
-    _count_tokens(found, Path(experiment.policy.model), count or (count_tokens if can_count() else None))
+    _tokenize(found, Path(experiment.policy.model), tokenizer)
     found.problems += _reward_problems(file, experiment)
     found.problems += _schedule_problems(file, experiment, found)
     found.problems += _context_problems(experiment, found)
@@ -89,13 +92,18 @@ def preflight(file: ExperimentFile, experiment: ExperimentConfig, count: TokenCo
     return found
 
 
-def software_problems(experiment: ExperimentConfig) -> list[str]:
+def machine_problems(experiment: ExperimentConfig) -> list[str]:
     """What this machine lacks to carry out a run; a login node may lack it all."""
     packages = [*RUN_PACKAGES, *(["vllm"] if experiment.rollout.engine == "vllm" else [])]
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     problems = [f"{', '.join(missing)} cannot be imported by {sys.executable}: bash env/setup.sh"] if missing else []
     if shutil.which("mpirun") is None and not Path(sys.executable).with_name("mpirun").is_file():
         problems.append("mpirun is neither on the PATH nor beside Python: bash env/setup.sh installs Open MPI")
+    local = experiment.local
+    try:
+        assign_gpus(visible_gpus(), trainer_ranks=local.trainer_ranks, engines=local.engines)
+    except InputError as error:
+        problems.append(str(error))
     return problems
 
 
@@ -128,18 +136,17 @@ def _read_prompts(found: Findings, key: str, config: DataConfig) -> Prompts | No
     return Prompts(key=key, data=data, chat=config.chat)
 
 
-def _count_tokens(found: Findings, model: Path, count: TokenCounter | None) -> None:
+def _tokenize(found: Findings, model: Path, tokenizer: Tokenizer) -> None:
     """All datasets at once: starting the tokenizer takes longer than using it."""
     datasets = [prompts for prompts in (found.train, found.held_out) if prompts is not None]
     if found.model is None or not datasets:
         return
-    if count is None:
+    if tokenizer is tokenize and not can_tokenize():
         found.warnings.append("tokens of the prompts were not counted: transformers is not installed here")
         return
     texts = [([prompt.text for prompt in prompts.data.prompts], prompts.chat) for prompts in datasets]
-    counts = found.attempt(lambda: count(model, texts))
-    for prompts, tokens in zip(datasets, counts or [], strict=False):
-        prompts.tokens = tuple(tokens)
+    for prompts, tokenized in zip(datasets, found.attempt(lambda: tokenizer(model, texts)) or [], strict=False):
+        prompts.tokens, prompts.rendered = tuple(tokenized.counts), tuple(tokenized.rendered)
 
 
 def _num_source_rows(data: PromptDataset) -> int:

@@ -1,5 +1,6 @@
 """`towline run`: look at everything, make the run folder, supervise, and say what came of it."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -12,12 +13,12 @@ from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.supervisor import Outcome, supervise
 from towline.launcher.environment import describe_environment
 from towline.launcher.experiment_file import ExperimentFile, read_experiment
-from towline.launcher.preflight import preflight, raise_problems, software_problems
+from towline.launcher.preflight import machine_problems, preflight, raise_problems
 from towline.launcher.progress import RunProgress
 from towline.launcher.report import draw_reward_curve
 from towline.launcher.summary import summary_lines
 from towline.storage.dataset_files import shown
-from towline.storage.errors import InputError
+from towline.storage.errors import InputError, RunFault
 from towline.storage.run_directory import RunDirectory, write_json
 
 STOPPED = 3
@@ -34,14 +35,19 @@ def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
     console = Console(highlight=False)
     file, experiment = read_experiment(path, overrides)
     found = preflight(file, experiment)
-    raise_problems([*found.problems, *software_problems(experiment)])
+    raise_problems([*found.problems, *machine_problems(experiment)])
     for warning in found.warnings:
         _say(console, f"! {warning}")
     run = make_run(file, experiment)
     _say(console, f"run {run.root.name}   folder {shown(run.root)}")
     began = time.monotonic()
-    with RunProgress(console, experiment.steps) as progress:
-        outcome = supervise(run, experiment, progress)
+    try:
+        with RunProgress(console, experiment.steps) as progress:
+            outcome = supervise(run, experiment, progress)
+    except RunFault:
+        with contextlib.suppress(OSError):  # no space left: the fault itself is what must be read
+            draw_reward_curve(run)
+        raise
     draw_reward_curve(run)
     for line in summary_lines(run, experiment, time.monotonic() - began):
         _say(console, line)

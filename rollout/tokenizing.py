@@ -27,12 +27,17 @@ class PromptTokenizer:
             )
         self._chat = chat
 
+    def render(self, text: str) -> str:
+        """The prompt as the model reads it, the chat template's turns included."""
+        if not self._chat:
+            return text
+        turn = [{"role": "user", "content": text}]
+        return self._tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the model expects exactly once."""
         if self._chat:
-            turn = [{"role": "user", "content": text}]
-            rendered = self._tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-            return self._tokenizer.encode(rendered, add_special_tokens=False)
+            return self._tokenizer.encode(self.render(text), add_special_tokens=False)
         begins = self._tokenizer.bos_token
         has_begin = begins is not None and text.startswith(begins)
         return self._tokenizer.encode(text, add_special_tokens=not has_begin)

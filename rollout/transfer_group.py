@@ -72,7 +72,7 @@ class TransferGroup:
         pause = 0.0005
         while not work.is_completed():
             if time.monotonic() > deadline:
-                _ABANDONED.append((self._group, work))
+                self._abandon(work)
                 raise TransferError(
                     f"weight transfer {self.membership.prefix}: a member is silent past the deadline. "
                     "Raise run.sync_timeout_s if the network is slow; otherwise see the logs of the engines."
@@ -84,6 +84,12 @@ class TransferGroup:
             work.wait()
         except RuntimeError as error:
             raise TransferError(f"weight transfer {self.membership.prefix} broke off: {error}") from error
+
+    def _abandon(self, work: Any) -> None:
+        if self.membership.backend == "nccl":
+            # Ends the kernel that waits on the GPU, and which everything enqueued later would wait for.
+            self._group.abort()
+        _ABANDONED.append((self._group, work))
 
 
 def _form(membership: Membership, timeout: timedelta) -> Any:

@@ -13,6 +13,7 @@ from towline.jobs.experiment import ExperimentConfig
 from towline.launcher.experiment_file import ExperimentFile, read_experiment
 from towline.launcher.preflight import Findings, preflight
 from towline.launcher.run import make_run
+from towline.launcher.tokenized_prompts import NUM_RENDERED, Tokenized
 from towline.storage.checkpoints import mark_complete
 from towline.storage.ledger import ScoreSheet, seal_scores, seal_shard
 from towline.storage.metrics import append_jsonl
@@ -107,11 +108,14 @@ class Project:
 
     def look(self, *overrides: str) -> Findings:
         """Preflight with a tokenizer of words, which needs no time to start."""
-        return preflight(*self.read(*overrides), count=count_words)
+        return preflight(*self.read(*overrides), tokenizer=count_words)
 
 
-def count_words(model: Path, datasets: Sequence[tuple[Sequence[str], bool]]) -> list[list[int]]:
-    return [[len(text.split()) for text in texts] for texts, _ in datasets]
+def count_words(model: Path, datasets: Sequence[tuple[Sequence[str], bool]]) -> list[Tokenized]:
+    return [
+        Tokenized(counts=[len(text.split()) for text in texts], rendered=list(texts[:NUM_RENDERED]))
+        for texts, _ in datasets
+    ]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Every input that can be known to be bad is named, with its place and its remedy, before anything is made."""
 
+import json
 import os
 from pathlib import Path
 
@@ -250,3 +251,13 @@ def test_unusable_tokenizer_is_found(project, capsys: pytest.CaptureFixture[str]
 
 def test_the_run_root_may_not_exist_yet(project, tmp_path: Path) -> None:
     assert project.look(f"run.root={tmp_path}/a/b/c").problems == []
+
+
+def test_check_shows_prompts_with_the_turns_of_the_chat_template(project, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    template = "{% for turn in messages %}[{{ turn.role }}] {{ turn.content }} {% endfor %}[assistant]"
+    config = project.model / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
+    project.file.write_text(project.file.read_text().replace("chat = false", "chat = true"))
+    assert command(["check", str(project.file)]) == 0
+    assert "          | [user] a b [assistant]" in capsys.readouterr().out

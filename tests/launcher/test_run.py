@@ -64,7 +64,7 @@ def test_a_fault_exits_by_whether_a_checkpoint_is_kept(
 def start_nothing(monkeypatch: pytest.MonkeyPatch, supervise) -> None:
     """Put the given end of a run in place of its processes, and leave out what this machine may lack."""
     monkeypatch.setattr(run_module, "supervise", lambda run, experiment, observer: supervise(run))
-    monkeypatch.setattr(run_module, "software_problems", lambda experiment: [])
+    monkeypatch.setattr(run_module, "machine_problems", lambda experiment: [])
     monkeypatch.setenv("TOWLINE_ALLOW_LOGIN", "1")
 
 

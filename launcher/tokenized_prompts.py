@@ -1,4 +1,4 @@
-"""Tokens of prompts, counted in a process of its own: transformers would bring torch into the one that supervises.
+"""Prompts as the model reads them, in a process of its own: the supervisor must not import what transformers does.
 
 As a program it reads a request as JSON from standard input and answers as JSON on standard output.
 """
@@ -10,21 +10,33 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from towline.storage.errors import ModelError
 
+NUM_RENDERED = 3
 _HIDDEN = ("torch", "tensorflow", "jax", "flax")
 
 
-def can_count() -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenized:
+    """One dataset."""
+
+    counts: list[int]
+    """Tokens of each prompt, with what the chat template adds where it is wanted."""
+    rendered: list[str]
+    """The first prompts as the model reads them."""
+
+
+def can_tokenize() -> bool:
     """A login node may lack transformers."""
     return importlib.util.find_spec("transformers") is not None
 
 
-def count_tokens(model: Path, prompts: Sequence[tuple[Sequence[str], bool]]) -> list[list[int]]:
-    """Tokens of each prompt, with what the chat template adds where it is wanted.
+def tokenize(model: Path, prompts: Sequence[tuple[Sequence[str], bool]]) -> list[Tokenized]:
+    """Count and render with the model's own tokenizer.
 
     Args:
         prompts: several datasets, each as its texts and whether they are wrapped with the chat template.
@@ -34,7 +46,7 @@ def count_tokens(model: Path, prompts: Sequence[tuple[Sequence[str], bool]]) -> 
     """
     request = {"model": str(model), "datasets": [{"chat": chat, "texts": list(texts)} for texts, chat in prompts]}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "towline.launcher.token_counts"],
+        [sys.executable, "-P", "-m", "towline.launcher.tokenized_prompts"],
         input=json.dumps(request),
         env=os.environ | {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -47,7 +59,7 @@ def count_tokens(model: Path, prompts: Sequence[tuple[Sequence[str], bool]]) -> 
     answer: dict[str, Any] = json.loads(done.stdout)
     if "error" in answer:
         raise ModelError(answer["error"])
-    return answer["counts"]
+    return [Tokenized(**dataset) for dataset in answer["datasets"]]
 
 
 class _WithoutTorch(importlib.machinery.PathFinder):
@@ -60,16 +72,17 @@ class _WithoutTorch(importlib.machinery.PathFinder):
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"counts": [_count(Path(request["model"]), **dataset) for dataset in request["datasets"]]}
+        return {"datasets": [_tokenize(Path(request["model"]), **dataset) for dataset in request["datasets"]]}
     except ModelError as error:
         return {"error": str(error)}
 
 
-def _count(model: Path, *, chat: bool, texts: list[str]) -> list[int]:
+def _tokenize(model: Path, *, chat: bool, texts: list[str]) -> dict[str, Any]:
     from towline.rollout.tokenizing import PromptTokenizer
 
     tokenizer = PromptTokenizer(model, chat=chat)
-    return [len(tokenizer.encode(text)) for text in texts]
+    rendered = [tokenizer.render(text) for text in texts[:NUM_RENDERED]]
+    return {"counts": [len(tokenizer.encode(text)) for text in texts], "rendered": rendered}
 
 
 def _serve() -> None:
