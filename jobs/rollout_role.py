@@ -28,8 +28,8 @@ def serve_run(role: Role, engine_number: int) -> None:
     }
     role.heartbeat.beat("load")
     engine = load_engine(role, context_tokens(role, training, tokenizers[training.name]))
-    role.store.set(f"engine/{engine_number}", {"process": role.process})
     subscriber = Subscriber(role.store, engine, engine_number, role.heartbeat.beat)
+    subscriber.introduce()
     worker = _Worker(role, engine_number, engine, subscriber, training, evaluation, tokenizers)
     while not role.is_finished:
         # An evaluation is of one version: weights wait until it is generated.

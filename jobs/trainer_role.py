@@ -31,8 +31,8 @@ from towline.trainer.policy import load_policy
 from towline.trainer.reference import Reference
 
 TRAINER_TIMEOUT_S = 1800.0
-PERTURBATION = 0.05
-"""Size of the start's large step, in standard deviations of each weight: it moves log-probs by about a nat."""
+PERTURBATION = 0.1
+"""Size of the start's large step, in standard deviations of each weight: it moves log-probs by a nat or two."""
 
 
 def train_run(role: Role, world: World) -> None:
@@ -119,6 +119,7 @@ class _Live:
             wire_dtype="float32" if both_float32 else "bfloat16",
             timeout_s=experiment.run.sync_timeout_s,
             on_wait=lambda: self.role.heartbeat.beat("publish"),
+            backend=os.environ["TOWLINE_TRANSFER_BACKEND"],
             attempt=self.role.attempt,
         )
         self.is_first = dist.get_rank() == 0
@@ -131,23 +132,28 @@ class _Live:
         length = min(PROBE_TOKENS, getattr(limits, "max_position_embeddings", PROBE_TOKENS + 1) - 1)
         tokens = probe_tokens(limits.vocab_size, length)
         self._probe_batch = pack([TokenSequence(token_ids=np.array(tokens), num_prompt_tokens=1)])
+        original = self._own_logprobs()
         if self.is_first:
             self.role.store.set("probe_tokens", tokens)
-            for number in range(self.publisher.num_engines):
-                self.role.store.wait(f"engine/{number}", math.inf, lambda: self.role.heartbeat.beat("wait for engines"))
-        self._previous = self._own_logprobs()
+            self.probe.calibrate(self._loaded_probes(), original)
         with self.engine.perturbed(seed=self.role.experiment.seed, size=PERTURBATION):
-            engines = self.publisher.publish(0)
-            perturbed = self._own_logprobs()
-        if self.is_first:
-            self.probe.calibrate(engines, perturbed)
-            self.probe.judge(0, engines, perturbed, self._previous)
-        original, self._previous = self._previous, perturbed
+            self._prove_step(new := self._own_logprobs(), original)
+        self._prove_step(original, new)
+        self._previous = original
+
+    def _loaded_probes(self) -> list[list[float]]:
+        """Each engine's answer with the weights it read itself, once all are there."""
+        return [
+            self.role.store.wait(f"engine/{number}", math.inf, lambda: self.role.heartbeat.beat("wait for engines"))[
+                "probe"
+            ]
+            for number in range(self.publisher.num_engines)
+        ]
+
+    def _prove_step(self, new: np.ndarray, previous: np.ndarray) -> None:
         engines = self.publisher.publish(0)
         if self.is_first:
-            self.probe.calibrate(engines, original)
-            self.probe.judge(0, engines, original, perturbed)
-        self._previous = original
+            self.probe.judge(0, engines, new, previous, must_conclude=True)
 
     def publish(self, version: int) -> grpo.Metrics:
         engines = self.publisher.publish(version)

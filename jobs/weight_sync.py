@@ -11,12 +11,12 @@
 n counts publications, so that the same version can be sent again. Nothing is generated between receive and outcome.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from towline.jobs.control_store import ControlStore
@@ -45,6 +45,7 @@ class Publisher:
 
     Args:
         num_engines: all of them take part, or the publication fails naming who did not.
+        backend: of the transfer group, "gloo" or "nccl".
         workers_per_engine: tensor-parallel workers, each a member of the transfer group.
     """
 
@@ -54,6 +55,7 @@ class Publisher:
     wire_dtype: str
     timeout_s: float
     on_wait: Callable[[], None]
+    backend: str = "gloo"
     workers_per_engine: int = 1
     attempt: int = 0
     _group: TransferGroup | None = None
@@ -106,7 +108,6 @@ class Publisher:
     def _gather_members(self, version: int) -> None:
         size = 1 + self.num_engines * self.workers_per_engine
         prefix = f"attempt-{self.attempt}/transfer-{self._serial}"
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
         joins: list[dict[str, Any] | None] = [None] * self.num_engines
         if self._group is None:
             joins = [
@@ -116,7 +117,7 @@ class Publisher:
                         prefix=prefix,
                         first_rank=1 + number * self.workers_per_engine,
                         size=size,
-                        backend=backend,
+                        backend=self.backend,
                     )
                 )
                 for number in range(self.num_engines)
@@ -126,7 +127,7 @@ class Publisher:
         self._collect("ack")
         if self._group is None:
             self._group = TransferGroup(
-                Membership(store=self.store.address, prefix=prefix, rank=0, size=size, backend=backend)
+                Membership(store=self.store.address, prefix=prefix, rank=0, size=size, backend=self.backend)
             )
 
     def _probes(self) -> list[list[float]]:
@@ -161,6 +162,10 @@ class Subscriber:
     """Version → digest of the stream it came in."""
     _serial: int = -1
 
+    def introduce(self) -> None:
+        """Say that the engine is ready, with its answer to the probe under the weights it read from the folder."""
+        self.store.set(f"engine/{self.number}", {"probe": self._probe()})
+
     def serve(self) -> None:
         """Take part in the publication that is asked for, if there is a new one; else return at once."""
         request = self.store.get("publish")
@@ -184,5 +189,8 @@ class Subscriber:
             self.engine.apply(request["version"])
             self.digests[request["version"]] = digest
             self.beat("probe")
-            tokens = self.store.wait("probe_tokens", request["timeout_s"])
-            self.store.set(f"probe/{self._serial}/{self.number}", self.engine.score(tokens))
+            self.store.set(f"probe/{self._serial}/{self.number}", self._probe())
+
+    def _probe(self) -> list[float]:
+        tokens = self.store.wait("probe_tokens", math.inf, on_wait=lambda: self.beat("wait for the trainer"))
+        return self.engine.score(tokens)
