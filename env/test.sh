@@ -10,8 +10,8 @@ cd "$(dirname "$0")/.."
 has_gpu() { nvidia-smi -L 2>/dev/null | grep -q GPU; }
 
 case ${1:-} in
-  "") marks="not slurm and not gpu" setup=() ;;
-  --fast) marks="not slow and not slurm and not gpu" setup=(--no-models) ;;
+  "") marks="not slurm and not gpu and not matrix" setup=() ;;
+  --fast) marks="not slow and not slurm and not gpu and not matrix" setup=(--no-models) ;;
   --all)
     marks="not never"
     command -v sbatch >/dev/null || marks+=" and not slurm"

@@ -61,11 +61,12 @@ class ControlStore:
             return unseal(self._key, name, self._ask(self._store.get, self._prefix + name))
         raise StoreError(f"control store: nobody wrote {name} within {timeout_s:g} s.")
 
-    def claim(self, name: str, value: Any) -> bool:
-        """Write `value` if there is none yet. True if this very value is the one that stands: make it unique."""
-        sealed = seal(self._key, name, value)
-        # A missing key answers with the expected value, here "": only our own value means that we won.
-        return self._ask(self._store.compare_set, self._prefix + name, b"", sealed) == sealed
+    def exchange(self, name: str, old: Any | None, new: Any) -> bool:
+        """Write `new` if `old` (None: nothing) is what stands. True if `new` stands now: make it unique."""
+        expected = b"" if old is None else seal(self._key, name, old)
+        sealed = seal(self._key, name, new)
+        # The answer for a missing key is the expected value itself: only our own value means that we won.
+        return self._ask(self._store.compare_set, self._prefix + name, expected, sealed) == sealed
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:

@@ -24,7 +24,11 @@ class RunConfig(StrictModel):
     stall_s: float = Field(default=600.0, gt=0)
     """Seconds without any progress after which a process counts as hung and the run ends."""
     sync_timeout_s: float = Field(default=300.0, gt=0)
-    """Limit for one publication of the weights, s."""
+    """Limit for each part of a publication of the weights, s. An engine silent for longer is left out of it."""
+    lease_s: float = Field(default=120.0, gt=0)
+    """Seconds without any progress after which an engine's chunks are given to others."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often each engine and scorer is started again before the run ends."""
 
 
 class EvaluationConfig(StrictModel):
@@ -58,6 +62,8 @@ class ExperimentConfig(StrictModel):
     seed: int = Field(default=0, ge=0)
     steps: int = Field(ge=1)
     """Outer steps."""
+    deterministic: bool = False
+    """The same bits in every run, killed and resumed or not: float32 on CPU, one thread a process, no staleness."""
     policy: PolicyConfig
     data: DataConfig
     rollout: RolloutConfig
@@ -83,6 +89,24 @@ class ExperimentConfig(StrictModel):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two rewards are called {twice[0]}; give one of them another `name`")
         return self
+
+    @model_validator(mode="after")
+    def _deterministic_is_possible(self) -> "ExperimentConfig":
+        wanted = {
+            "rollout.max_staleness": (self.rollout.max_staleness, 0),
+            "rollout.precision": (self.rollout.precision, "float32"),
+            "trainer.precision": (self.trainer.precision, "float32"),
+            "local.trainer_threads": (self.local.trainer_threads, 1),
+            "local.engine_threads": (self.local.engine_threads, 1),
+        }
+        if self.deterministic and (wrong := {name: pair for name, pair in wanted.items() if pair[0] != pair[1]}):
+            name, (found, needed) = next(iter(wrong.items()))
+            raise ValueError(f"deterministic = true needs {name} = {json.dumps(needed)}, found {json.dumps(found)}")
+        return self
+
+    @property
+    def model_folder(self) -> Path:
+        return Path(self.policy.model)
 
     @property
     def chunk_prompts(self) -> int:
@@ -120,6 +144,17 @@ def load_experiment(
         return ExperimentConfig.model_validate_json(json.dumps(raw, default=str), context=folders)
     except ValidationError as error:
         raise ConfigError(describe_errors(path, text, overridden, error, ExperimentConfig)) from error
+
+
+def override_experiment(experiment: ExperimentConfig, overrides: tuple[str, ...]) -> ExperimentConfig:
+    """A resolved experiment with `key.path=value` overrides; paths are relative to the working folder."""
+    raw = experiment.model_dump(mode="json")
+    overridden = {_override(raw, item) for item in overrides}
+    try:
+        _anchor_overrides(raw, overridden)
+        return ExperimentConfig.model_validate_json(json.dumps(raw), context={"folder": Path.cwd(), "vars": {}})
+    except ValidationError as error:
+        raise ConfigError(describe_errors(Path("experiment"), "", overridden, error, ExperimentConfig)) from error
 
 
 def _override(raw: dict[str, Any], item: str) -> str:

@@ -21,6 +21,8 @@ class Fault:
     log: str
     """path:line, or a path."""
     traceback: str = ""
+    life: int = 0
+    """How often the process was started before."""
 
 
 def killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launcher_log: Path) -> Fault | None:
@@ -48,6 +50,7 @@ def recorded_faults(run: RunDirectory, attempt: int) -> list[Fault]:
             what=_one_line(row["error"], row["message"]),
             log=row["log"],
             traceback=row["traceback"],
+            life=row["life"],
         )
         for row in sorted(rows, key=lambda row: row["when"])
     ]

@@ -1,7 +1,8 @@
 """Tell the supervisor what a process is doing, and that it moves.
 
 The counter goes up only when work was done; a thread carries it to the control store once a second. A process that
-is stopped, or hangs in a collective, is seen by a counter that stands still.
+is stopped, or hangs in a collective, is seen by a counter that stands still. The thread counts its own rounds too:
+where those stand still the process itself is stopped, and its peers hang because of it.
 """
 
 import os
@@ -17,12 +18,14 @@ PERIOD_S = 1.0
 
 
 class Heartbeat:
-    def __init__(self, address: str, key: bytes, attempt: int, process: str) -> None:
+    def __init__(self, address: str, key: bytes, attempt: int, process: str, life: int = 0) -> None:
         self._name = f"heartbeat/{process}"
         self._arguments = (address, key, attempt)
         self._state: dict[str, Any] = {
             "phase": "start",
             "beats": 0,
+            "rounds": 0,
+            "life": life,
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
@@ -46,6 +49,7 @@ class Heartbeat:
         try:
             store = ControlStore(*self._arguments)
             while True:
+                self._state["rounds"] += 1
                 store.set(self._name, {**self._state, "phase_s": round(time.monotonic() - self._since, 1)})
                 if self._stop.wait(PERIOD_S):
                     return

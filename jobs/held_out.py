@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from towline.jobs.agreement import Agreement
 from towline.jobs.role import Role
 from towline.jobs.trainer_rollouts import read_step
 from towline.jobs.work import Workload
@@ -12,33 +13,32 @@ from towline.rollout.evaluation.statistics import accuracy_interval
 from towline.storage.errors import RewardError
 from towline.storage.metrics import append_jsonl
 from towline.storage.records import Score, ScoreStatus
+from towline.storage.run_directory import read_jsonl
 
 
 @dataclass(slots=True)
 class HeldOut:
     role: Role
     work: Workload
+    agreement: Agreement
 
     def evaluate(self, version: int) -> None:
         """Judge the version that the engines have now. Every rank waits, so that the weights stay as they are."""
-        done = f"evaluated/{version}"
+        began = time.monotonic()
         if dist.get_rank() == 0:
             self.role.store.set("evaluate", {"version": version})
-            self.role.store.set(done, self._wait_and_write(version))
-        self.role.store.wait(done, float("inf"), lambda: self.role.heartbeat.beat("evaluate"))
+        if self.agreement.wait("evaluate", lambda: self._decide(version)) == "write" and dist.get_rank() == 0:
+            scores = [score for scored in read_step(self.work, version).groups for score in scored.scores]
+            row = accuracy_row(version, scores)
+            append_jsonl(self.role.run.evaluations, {**row, "seconds": time.monotonic() - began})
 
-    def _wait_and_write(self, version: int) -> bool:
-        began = time.monotonic()
-        for chunk, _ in self.work.chunks(version):
-            while self.role.store.get(f"{self.work.name}/scored/{chunk}") is None:
-                if self.role.is_stopping:
-                    return False
-                self.role.heartbeat.beat("evaluate")
-                time.sleep(0.02)
-        scores = [score for scored in read_step(self.work, version) for score in scored.scores]
-        row = accuracy_row(version, scores)
-        append_jsonl(self.role.run.evaluations, {**row, "seconds": time.monotonic() - began})
-        return True
+    def _decide(self, version: int) -> str | None:
+        if any(row["version"] == version for row in read_jsonl(self.role.run.evaluations)):
+            return "known"  # by an earlier attempt
+        if self.role.is_stopping:
+            return "stop"
+        scored = (self.role.store.get(f"{self.work.name}/scored/{chunk}") for chunk, _ in self.work.chunks(version))
+        return "write" if all(one is not None for one in scored) else None
 
 
 def accuracy_row(version: int, scores: list[Score]) -> dict[str, float]:

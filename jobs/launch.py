@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,8 @@ import psutil
 
 from towline.storage.errors import InputError
 
+_MARK = "TOWLINE_LAUNCH"
+"""Environment variable with a value of its own for each process that is started; its tasks inherit it."""
 _FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "SLURM_", "SBATCH_")
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -61,6 +64,7 @@ class LocalLauncher:
         if spec.num_tasks is not None:
             environment["TOWLINE_NUM_TASKS"] = str(spec.num_tasks)
             command = [*_mpirun(spec.num_tasks), *command]
+        environment[_MARK] = mark = secrets.token_hex(8)
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         with spec.log.open("ab") as log:
             popen = subprocess.Popen(
@@ -72,42 +76,49 @@ class LocalLauncher:
                 # A Ctrl-C in the terminal is the supervisor's to handle.
                 start_new_session=True,
             )
-        return LocalProcess(spec, popen)
+        return LocalProcess(spec, popen, mark)
 
 
 class LocalProcess:
-    def __init__(self, spec: ProcessSpec, popen: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, spec: ProcessSpec, popen: "subprocess.Popen[bytes]", mark: str) -> None:
         self.spec = spec
         self._popen = popen
-        self._known: dict[int, psutil.Process] = {}
+        self._mark = mark
 
     def poll(self) -> int | None:
-        self._remember_tasks()
         return self._popen.poll()
 
     def end(self, grace_s: float) -> None:
-        self._remember_tasks()
-        for process in self._alive():
+        tasks = self._tasks()
+        for process in tasks:
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        while self._alive() and time.monotonic() < deadline:
+        while any(map(_is_alive, tasks)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for process in self._alive():
+        for process in tasks:
             _signal(process, signal.SIGKILL)
-        psutil.wait_procs(self._alive(), timeout=5)
+        psutil.wait_procs(tasks, timeout=5)
         self._popen.wait(timeout=10)
 
-    def _remember_tasks(self) -> None:
-        """Tasks outlive a launcher that was killed, so they are noted while it still lives."""
-        try:
-            parent = psutil.Process(self._popen.pid)
-            for process in [parent, *parent.children(recursive=True)]:
-                self._known.setdefault(process.pid, process)
-        except psutil.NoSuchProcess:
-            pass
+    def _tasks(self) -> list[psutil.Process]:
+        """The launcher, its descendants, and tasks that outlived a launcher that was killed: these have its mark."""
+        marked = [process for process in psutil.process_iter() if _has_mark(process, self._mark)]
+        descendants = [child for process in marked for child in _children(process)]
+        return list({process.pid: process for process in [*marked, *descendants]}.values())
 
-    def _alive(self) -> list[psutil.Process]:
-        return [process for process in self._known.values() if _is_alive(process)]
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(_MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _is_alive(process: psutil.Process) -> bool:

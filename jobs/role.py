@@ -23,6 +23,8 @@ class Role:
 
     process: str
     """Such as "rollout.1"; names its log, its heartbeat and its fault."""
+    life: int
+    """How often this process was started before in this attempt."""
     run: RunDirectory
     attempt: int
     experiment: ExperimentConfig
@@ -46,6 +48,7 @@ def run_role(process: str, body: Callable[[Role], None]) -> None:
     first of them, not the last.
     """
     run, attempt = RunDirectory(Path(os.environ["TOWLINE_RUN"])), int(os.environ["TOWLINE_ATTEMPT"])
+    life = int(os.environ.get("TOWLINE_LIFE", "0"))
     log = run.log(attempt, process)
     _write_to(log)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -55,15 +58,16 @@ def run_role(process: str, body: Callable[[Role], None]) -> None:
         address = os.environ["TOWLINE_STORE"]
         role = Role(
             process=process,
+            life=life,
             run=run,
             attempt=attempt,
             experiment=ExperimentConfig.model_validate_json(run.config.read_text()),
             store=ControlStore(address, key, attempt),
-            heartbeat=Heartbeat(address, key, attempt, process),
+            heartbeat=Heartbeat(address, key, attempt, process, life),
         )
         body(role)
     except BaseException as error:  # the process's own boundary: whatever ended it is recorded
-        _record_fault(run, attempt, process, log, error)
+        _record_fault(run, attempt, process, life, log, error)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -82,7 +86,7 @@ def _write_to(log: Path) -> None:
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _record_fault(run: RunDirectory, attempt: int, process: str, log: Path, error: BaseException) -> None:
+def _record_fault(run: RunDirectory, attempt: int, process: str, life: int, log: Path, error: BaseException) -> None:
     when = time.time()
     text = "".join(traceback.format_exception(error))
     print(text, file=sys.stderr, flush=True)
@@ -90,6 +94,7 @@ def _record_fault(run: RunDirectory, attempt: int, process: str, log: Path, erro
         line = sum(1 for _ in file)
     fault = {
         "process": process,
+        "life": life,
         "when": when,
         "error": type(error).__name__,
         "message": str(error),
@@ -97,6 +102,6 @@ def _record_fault(run: RunDirectory, attempt: int, process: str, log: Path, erro
         "log": f"{log}:{line}",
     }
     try:
-        write_json(run.faults(attempt) / f"{process}.json", fault)
+        write_json(run.faults(attempt) / f"{process}.{life}.json", fault)
     except OSError as full:  # no space left: the log's end has it, and so has the supervisor's pipe
         print(json.dumps({**fault, "could_not_write": str(full)}), file=sys.stderr, flush=True)

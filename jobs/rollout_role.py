@@ -1,20 +1,20 @@
 """One rollout engine: lease a chunk, generate, seal it, announce it; take new weights between two engine steps."""
 
 import json
-import secrets
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from towline.jobs.leases import Leases
 from towline.jobs.role import Role, run_role
 from towline.jobs.weight_sync import Subscriber
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.engine import Engine
 from towline.rollout.sampling import ChunkInFlight, SamplingSettings
 from towline.rollout.tokenizing import PromptTokenizer
-from towline.storage.ledger import seal_shard
+from towline.storage.ledger import read_shard, seal_shard
 from towline.storage.records import ChunkId, ShardOrigin
+from towline.storage.set_aside import aside_path, note_duplicate
 
 PROBE_TOKENS = 256
 _IDLE_S = 0.01
@@ -24,16 +24,17 @@ def serve_run(role: Role, engine_number: int) -> None:
     training = training_work(role.experiment, role.run)
     evaluation = evaluation_work(role.experiment, role.run)
     tokenizers = {
-        work.name: PromptTokenizer(_model_folder(role), chat=work.chat) for work in (training, evaluation) if work
+        work.name: PromptTokenizer(role.experiment.model_folder, chat=work.chat)
+        for work in (training, evaluation)
+        if work
     }
     role.heartbeat.beat("load")
     engine = load_engine(role, context_tokens(role, training, tokenizers[training.name]))
-    subscriber = Subscriber(role.store, engine, engine_number, role.heartbeat.beat)
+    subscriber = Subscriber(role.store, engine, engine_number, role.heartbeat.beat, role.life)
     subscriber.introduce()
     worker = _Worker(role, engine_number, engine, subscriber, training, evaluation, tokenizers)
     while not role.is_finished:
-        # An evaluation is of one version: weights wait until it is generated.
-        if not worker.is_evaluating:
+        if not worker.needs_these_weights:
             subscriber.serve()
         worker.lease()
         if worker.in_flight:
@@ -48,7 +49,7 @@ def serve_run(role: Role, engine_number: int) -> None:
 def context_tokens(role: Role, work: Workload, tokenizer: PromptTokenizer) -> int:
     """Longest prompt plus completion, and room for the probe text where the model has it."""
     rollout = role.experiment.rollout
-    config = json.loads((_model_folder(role) / "config.json").read_text())
+    config = json.loads((role.experiment.model_folder / "config.json").read_text())
     model_limit = config.get("max_position_embeddings", sys.maxsize)
     if rollout.max_context_tokens is not None:
         return min(rollout.max_context_tokens, model_limit)
@@ -65,7 +66,7 @@ def load_engine(role: Role, max_context_tokens: int) -> Engine:
     from towline.rollout.vllm_engine import VllmEngine
 
     return VllmEngine(
-        _model_folder(role),
+        role.experiment.model_folder,
         precision=rollout.precision,
         max_context_tokens=max_context_tokens,
         max_sequences=rollout.max_sequences,
@@ -85,22 +86,31 @@ class _Worker:
     evaluation: Workload | None
     tokenizers: dict[str, PromptTokenizer]
     in_flight: list[tuple[Workload, ChunkInFlight]] = field(default_factory=list)
+    leases: Leases = field(init=False)
     _step: int = -1
     """The step whose chunks are looked through; earlier ones are all taken."""
-    _evaluated: int = -1
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(self.role.store, self.role.process, self.role.life)
 
     @property
-    def is_evaluating(self) -> bool:
-        return any(work is self.evaluation for work, _ in self.in_flight)
+    def needs_these_weights(self) -> bool:
+        """An evaluation is of one version, and so is a chunk whose bits must not depend on when weights arrive."""
+        return any(work is self.evaluation or self.role.experiment.deterministic for work, _ in self.in_flight)
 
     def lease(self) -> None:
         """Take chunks for as long as sequences are free: evaluations first, then the earliest step that is due."""
-        while self.engine.num_unfinished < self.role.experiment.rollout.max_sequences:
-            if self.role.is_stopping:
+        is_deterministic = self.role.experiment.deterministic
+        # What the engine read from the model folder is no version of this run.
+        while self.subscriber.has_weights and self.engine.num_unfinished < self.role.experiment.rollout.max_sequences:
+            if self.role.is_stopping or (is_deterministic and self.in_flight):
                 return
             claimed = self._claim_evaluation() or self._claim_training()
             if claimed is None:
                 return
+            if is_deterministic:
+                # What is cached, and in which batches a chunk is computed, depends on the chunks before it.
+                self.engine.reset_cache()
             self._begin(*claimed)
 
     def step(self) -> None:
@@ -120,23 +130,28 @@ class _Worker:
         start = self.role.store.get("start")
         if start is None:
             return None
-        self._step = max(self._step, start["step"])
+        self._step = max(self._step, start["step"], self.role.store.get("training") or 0)
         last = min(self.engine.version + self.role.experiment.rollout.max_staleness, self.role.experiment.steps - 1)
-        while self._step <= last:
-            claimed = self._claim(self.training, self._step)
+        # Not `_step` itself: a chunk of the step that is trained may come back from an engine that died.
+        for step in range(self._step, last + 1):
+            claimed = self._claim(self.training, step)
             if claimed is not None:
                 return claimed
-            self._step += 1
         return None
 
     def _claim(self, work: Workload, step: int) -> tuple[Workload, ChunkId, tuple[int, ...]] | None:
         for chunk, rows in work.chunks(step):
-            if work.path(chunk).exists() or self.role.store.get(f"{work.name}/lease/{chunk}") is not None:
-                continue
-            lease = {"engine": self.number, "attempt": self.role.attempt, "nonce": secrets.token_hex(8)}
-            if self.role.store.claim(f"{work.name}/lease/{chunk}", lease):
+            if work.path(chunk).exists():
+                self._announce(work, chunk)
+            elif self.leases.take(work.lease(chunk)):
                 return work, chunk, rows
         return None
+
+    def _announce(self, work: Workload, chunk: ChunkId) -> None:
+        """A shard that is there and not announced was sealed by an earlier attempt, or by an engine that died then."""
+        name = f"{work.name}/sealed/{chunk}"
+        if self.role.store.get(name) is None:
+            self.role.store.set(name, read_shard(work.path(chunk)).digest)
 
     def _begin(self, work: Workload, chunk: ChunkId, rows: tuple[int, ...]) -> None:
         tokenizer = self.tokenizers[work.name]
@@ -163,7 +178,7 @@ class _Worker:
         versions = {int(version) for group in groups for one in group.completions for version in one.versions}
         origin = ShardOrigin(
             chunk=flight.chunk,
-            branch=0,
+            branch=self.subscriber.branch,
             engine=self.number,
             attempt=self.role.attempt,
             weight_hashes={version: self.subscriber.digests[version] for version in sorted(versions)},
@@ -172,19 +187,21 @@ class _Worker:
                 "max_completion_tokens": work.max_completion_tokens,
                 "group_size": work.group_size,
             },
+            sampling_hash=work.sampling_hash,
             began=flight.began,
             ended=time.time(),
         )
+        path = work.path(flight.chunk)
         try:
-            digest = seal_shard(work.path(flight.chunk), groups, origin)
+            digest = seal_shard(path, groups, origin)
         except FileExistsError:
-            print(f"{work.name} {flight.chunk}: sealed by another engine first; this copy is dropped")
-            return
-        self.role.store.set(f"{work.name}/sealed/{flight.chunk}", digest)
-
-
-def _model_folder(role: Role) -> Path:
-    return Path(role.experiment.policy.model)
+            # We were taken for dead, and another engine was first.
+            duplicate = aside_path(self.role.run, path)
+            seal_shard(duplicate, groups, origin)
+            note_duplicate(self.role.run, path, duplicate, self.role.attempt)
+        else:
+            self.role.store.set(f"{work.name}/sealed/{flight.chunk}", digest)
+        self.leases.done(work.lease(flight.chunk))
 
 
 def main() -> None:

@@ -1,12 +1,15 @@
 """The scorer: waits for sealed shards, grades their completions in killable workers, seals the scores beside them."""
 
+import contextlib
 import time
+from pathlib import Path
 
 from towline.jobs.role import Role, run_role
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.scoring import ScoringPool
-from towline.storage.ledger import ScoreSheet, read_shard, seal_scores
+from towline.storage.ledger import ScoreSheet, read_scores, read_shard, scores_path, seal_scores
 from towline.storage.records import ChunkId
+from towline.storage.set_aside import set_aside
 
 _IDLE_S = 0.02
 
@@ -34,25 +37,35 @@ def score_run(role: Role) -> None:
 
 
 def score_chunk(role: Role, work: Workload, chunk: ChunkId, pool: ScoringPool) -> None:
-    """Score one shard and announce it. Scores that are there already, from an earlier attempt, stand."""
+    """Score one shard and announce it. Scores of an earlier attempt stand if the same code gave them."""
     path = work.path(chunk)
     shard = read_shard(path)
-    began = time.time()
-    items = [(completion.text, group.prompt.answer) for group in shard.groups for completion in group.completions]
-    scores = pool.score_many(items, on_progress=lambda done, total: role.heartbeat.beat())
-    sheet = ScoreSheet(
-        scores=tuple(scores),
-        weights={part.part_name: part.weight for part in work.rewards},
-        code_hash=pool.code_hash,
-        shard_digest=shard.digest,
-        began=began,
-        ended=time.time(),
-    )
-    try:
-        seal_scores(path, sheet)
-    except FileExistsError:
-        print(f"{work.name} {chunk}: scores exist already and stand")
+    weights = {part.part_name: part.weight for part in work.rewards}
+    if not _has_scores(role, path, shard.digest, weights, pool.code_hash):
+        began = time.time()
+        items = [(completion.text, group.prompt.answer) for group in shard.groups for completion in group.completions]
+        scores = pool.score_many(items, on_progress=lambda done, total: role.heartbeat.beat())
+        sheet = ScoreSheet(
+            scores=tuple(scores),
+            weights=weights,
+            code_hash=pool.code_hash,
+            shard_digest=shard.digest,
+            began=began,
+            ended=time.time(),
+        )
+        with contextlib.suppress(FileExistsError):  # by a scorer that was taken for dead; the same code gave the same
+            seal_scores(path, sheet)
     role.store.set(f"{work.name}/scored/{chunk}", pool.code_hash)
+
+
+def _has_scores(role: Role, path: Path, digest: str, weights: dict[str, float], code_hash: str) -> bool:
+    if not scores_path(path).exists():
+        return False
+    sheet = read_scores(path)
+    if (sheet.code_hash, sheet.shard_digest, sheet.weights) == (code_hash, digest, weights):
+        return True
+    set_aside(role.run, scores_path(path), "given by other reward code, weights, or to another shard", role.attempt)
+    return False
 
 
 def _due(role: Role, work: Workload) -> list[ChunkId]:

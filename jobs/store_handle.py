@@ -14,7 +14,7 @@ from towline.jobs.store_values import seal, unseal
 from towline.storage.errors import StoreError
 
 START_TIMEOUT_S = 120.0
-_ANSWER_TIMEOUT_S = 20.0
+_ANSWER_TIMEOUT_S = 10.0
 
 
 class StoreHandle:
@@ -55,6 +55,12 @@ class StoreHandle:
     def set(self, name: str, value: Any) -> None:
         sealed = seal(self._key, name, value).decode("latin-1")
         self._ask({"set": self._prefix + name, "value": sealed})
+
+    def exchange(self, name: str, old: Any | None, new: Any) -> bool:
+        """As `ControlStore.exchange`."""
+        expected = "" if old is None else seal(self._key, name, old).decode("latin-1")
+        sealed = seal(self._key, name, new).decode("latin-1")
+        return self._ask({"exchange": self._prefix + name, "old": expected, "value": sealed}) == sealed
 
     def close(self) -> None:
         assert self._process.stdin is not None

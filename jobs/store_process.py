@@ -2,7 +2,8 @@
 
 It prints host:port, then answers one JSON line on standard input with one on standard output, so that the
 supervisor, which has no torch, can read and write too: {"get": NAME} → value or null, {"set": NAME, "value": …} →
-true; values are the sealed bytes as latin-1 text. It ends when its standard input closes.
+true, {"exchange": NAME, "old": …, "value": …} → the value that stands; values are the sealed bytes as latin-1 text. It
+ends when its standard input closes.
 """
 
 import json
@@ -25,6 +26,9 @@ def main() -> None:
         if "set" in question:
             store.set(question["set"], question["value"].encode("latin-1"))
             answer = True
+        elif "exchange" in question:
+            old, new = question["old"].encode("latin-1"), question["value"].encode("latin-1")
+            answer = store.compare_set(question["exchange"], old, new).decode("latin-1")
         else:
             name = question["get"]
             answer = store.get(name).decode("latin-1") if store.check([name]) else None

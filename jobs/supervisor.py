@@ -1,5 +1,7 @@
-"""The supervisor: starts every process of a run, watches them, and ends the run in order. Imports no torch."""
+"""The supervisor: starts every process of a run, watches them, starts engines and scorers again that end, and ends the
+run in order. Imports no torch."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,10 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from towline.jobs.devices import assign_gpus, visible, visible_gpus
 from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.first_fault import Fault, killed_fault, recorded_faults
-from towline.jobs.launch import Launcher, LocalLauncher, Process, ProcessSpec
+from towline.jobs.launch import Launcher, LocalLauncher
+from towline.jobs.leases import free_leases
+from towline.jobs.lost_chunks import give_up
+from towline.jobs.member import Member
+from towline.jobs.processes import TRAINER, Attempt
+from towline.jobs.resume import prepare_resume
+from towline.jobs.stall_report import ask_for_stacks, write_stall_report
+from towline.jobs.standstill import Standstill, Watch
 from towline.jobs.store_handle import StoreHandle
 from towline.storage.checkpoints import newest_step
 from towline.storage.errors import RunFault, StoreError, TowlineError
@@ -22,9 +30,6 @@ POLL_S = 0.2
 SETTLE_S = 1.5
 """After the first sign of trouble: time for the processes concerned to write down what happened to them."""
 END_GRACE_S = 5.0
-START_LIMIT_S = 600.0
-"""Loading a model and forming groups shows no progress for a while."""
-_STARTING = ("start", "join", "load")
 
 
 class Observer(Protocol):
@@ -35,6 +40,10 @@ class Observer(Protocol):
     def on_step(self, row: dict[str, Any]) -> None: ...
 
     def on_evaluation(self, row: dict[str, Any]) -> None: ...
+
+    def on_event(self, text: str) -> None:
+        """Something out of the ordinary that the run survives."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +61,7 @@ def supervise(
     launcher: Launcher | None = None,
     replay_step: int | None = None,
 ) -> Outcome:
-    """Run one attempt to its end.
+    """Run one attempt to its end, from the newest checkpoint if there is one.
 
     Args:
         replay_step: train again up to this step from the ledger, without engines, instead.
@@ -61,221 +70,251 @@ def supervise(
         RunFault: a process failed or stalled; every process has been ended.
     """
     with RunLock(run):
-        attempt = _next_attempt(run)
-        if replay_step is None:
-            run.write_state(status="running", attempt=attempt, pid=os.getpid(), host=socket.gethostname(),
-                            started=time.time(), fault=None)  # fmt: skip
-        key = bytes.fromhex(run.key.read_text())
-        store = StoreHandle(key, attempt, run.log(attempt, "store"))
-        supervisor = _Supervisor(run, experiment, observer, launcher or LocalLauncher(), attempt, store, replay_step)
+        is_replay = replay_step is not None
+        number = _next_attempt(run)
+        resume_step = None if is_replay else prepare_resume(run, number, experiment, observer.on_event)
+        attempt = Attempt(
+            run=run, number=number, experiment=experiment, resume_step=resume_step, replay_step=replay_step
+        )
+        if not is_replay:
+            run.write_state(status="running", attempt=number, pid=os.getpid(), host=socket.gethostname(),
+                            started=time.time(), ended=None, fault=None)  # fmt: skip
+        store = StoreHandle(bytes.fromhex(run.key.read_text()), number, run.log(number, "store"))
+        supervisor = _Supervisor(attempt, observer, launcher or LocalLauncher(), store)
         try:
             outcome = supervisor.run_attempt()
         except TowlineError as fault:
-            if replay_step is None:
-                run.write_state(status="failed", ended=time.time(), fault=str(fault))
+            if not is_replay:
+                with contextlib.suppress(OSError):  # the disk may be full, and the fault itself must be read
+                    run.write_state(status="failed", ended=time.time(), fault=str(fault))
             raise
         finally:
             supervisor.end_all()
             store.close()
-        if replay_step is None:
+        if not is_replay:
             run.write_state(status=outcome.status, ended=time.time(), next_step=outcome.next_step)
         return outcome
 
 
 @dataclass(slots=True)
 class _Supervisor:
-    run: RunDirectory
-    experiment: ExperimentConfig
+    attempt: Attempt
     observer: Observer
     launcher: Launcher
-    attempt: int
     store: StoreHandle
-    replay_step: int | None
-    processes: list[Process] = field(default_factory=list[Process])
-    _beats: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
-    """Process → its count and when it last changed, on our own clock."""
+    members: list[Member] = field(default_factory=list[Member])
+    watch: Watch = field(init=False)
     _shown: dict[str, int] = field(default_factory=dict[str, int])
 
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.attempt.experiment.run.stall_s)
+        # An attempt tells what it does, not what the earlier ones did.
+        self._shown = {str(path): len(read_jsonl(path)) for path in (self._run.metrics, self._run.evaluations)}
+
     def run_attempt(self) -> Outcome:
-        self.processes = [self.launcher.start(spec) for spec in self._specs()]
+        self.members = [Member(spec, self.launcher) for spec in self.attempt.processes(self.store.address)]
         with _stop_signals() as stops:
             next_look = 0.0
             while True:
-                if stops:
-                    self._pass_on_stop(stops)
-                now = time.monotonic()
-                if now >= next_look:
-                    self._look()
-                    next_look = now + 1.0
-                if (outcome := self._ended()) is not None:
-                    self._look()
+                for member in self.members:
+                    member.start_if_due()
+                try:
+                    if stops:
+                        self._pass_on_stop(stops)
+                    if (now := time.monotonic()) >= next_look:
+                        self._look()
+                        next_look = now + 1.0
+                    outcome = self._ended()
+                except StoreError as error:
+                    time.sleep(SETTLE_S)
+                    raise self._fault([Fault(process="store", what=str(error), log=self._log("store"))]) from error
+                if outcome is not None:
+                    self._show_rows()
                     return outcome
                 time.sleep(POLL_S)
 
-    def _specs(self) -> list[ProcessSpec]:
-        """Every process of the attempt; the trainer's ranks are one MPI world."""
-        local = self.experiment.local
-        devices = assign_gpus(visible_gpus(), trainer_ranks=local.trainer_ranks, engines=local.engines)
-        common = {
-            "TOWLINE_RUN": str(self.run.root),
-            "TOWLINE_ATTEMPT": str(self.attempt),
-            "TOWLINE_STORE": self.store.address,
-            "TOWLINE_TRANSFER_BACKEND": devices.transfer_backend,
-            # Idle threads that spin take the core from the process that works.
-            "OMP_WAIT_POLICY": "passive",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            # DeepSpeed compiles an optimiser that is not used when it is imported: 3 s of a core.
-            "TORCHDYNAMO_DISABLE": "1",
-        }
-        replay = {} if self.replay_step is None else {"TOWLINE_REPLAY_STEP": str(self.replay_step)}
+    def end_all(self) -> None:
+        for member in reversed(self.members):
+            member.end(END_GRACE_S)
 
-        def spec(
-            name: str,
-            module: str,
-            *arguments: str,
-            threads: int = 1,
-            num_tasks: int | None = None,
-            gpus: tuple[str, ...] = (),
-        ) -> ProcessSpec:
-            return ProcessSpec(
-                name=name,
-                module=f"towline.jobs.{module}",
-                arguments=arguments,
-                num_tasks=num_tasks,
-                environment=common | replay | visible(gpus) | {"OMP_NUM_THREADS": str(threads)},
-                log=self.run.log(self.attempt, f"{name}.launch"),
-            )
-
-        trainer = spec(
-            "trainer",
-            "trainer_role",
-            threads=local.trainer_threads,
-            num_tasks=local.trainer_ranks,
-            gpus=devices.trainer,
-        )
-        if self.replay_step is not None:
-            return [trainer]
-        engines = [
-            spec(f"rollout.{number}", "rollout_role", str(number), threads=local.engine_threads, gpus=gpus)
-            for number, gpus in enumerate(devices.engines)
-        ]
-        return [trainer, *engines, spec("scorer.0", "scorer_role")]
+    @property
+    def _run(self) -> RunDirectory:
+        return self.attempt.run
 
     def _pass_on_stop(self, stops: list[int]) -> None:
         if len(stops) > 2:
-            raise self._fault([Fault(process="supervisor", what="interrupted three times", log=str(self.run.root))])
+            raise self._fault([Fault(process="supervisor", what="interrupted three times", log=str(self._run.root))])
         if self.store.get("stop") is None:
             self.store.set("stop", {"signal": stops[0]})
-            self.run.write_state(status="stopping")
+            self._run.write_state(status="stopping")
 
     def _look(self) -> None:
-        """Show new rows, and find who stands still."""
-        self._show(self.observer.on_step, "metrics", self.run.metrics)
-        self._show(self.observer.on_evaluation, "evaluations", self.run.evaluations)
-        try:
-            heartbeats = self._heartbeats()
-        except StoreError as error:
-            raise self._fault(
-                [Fault(process="store", what=str(error), log=str(self.run.log(self.attempt, "store")))]
-            ) from error
-        self.observer.on_phases({name: beat["phase"] for name, beat in heartbeats.items()})
-        now = time.monotonic()
-        for name, beat in heartbeats.items():
-            if self._beats.get(name, (-1, 0.0))[0] != beat["beats"]:
-                self._beats[name] = (beat["beats"], now)
-        stalled = [
-            name for name, beat in heartbeats.items() if now - self._beats[name][1] > self._limit_s(beat["phase"])
-        ]
-        if stalled:
-            culprit = min(stalled, key=lambda name: self._beats[name][1])
-            raise self._stall(culprit, heartbeats, now - self._beats[culprit][1])
+        """Show new rows, and see to those who stand still."""
+        self._show_rows()
+        self.watch.look(self._heartbeats())
+        self._free_leases_of_the_silent()
+        self._end_refused_engines()
+        self.observer.on_phases({name: beat["phase"] for name, beat in self.watch.beats.items()})
+        if (culprit := self.watch.culprit()) is not None:
+            self._stalled(culprit)
 
-    def _limit_s(self, phase: str) -> float:
-        stall_s = self.experiment.run.stall_s
-        return max(stall_s, START_LIMIT_S) if phase in _STARTING else stall_s
-
-    def _stall(self, culprit: str, heartbeats: dict[str, Any], stood_s: float) -> RunFault:
-        """Ask everybody where they are, then name the one that stood still first."""
-        for beat in heartbeats.values():
-            if beat["host"] == socket.gethostname():
-                try:
-                    os.kill(beat["pid"], signal.SIGUSR1)
-                except ProcessLookupError:
-                    continue
-        time.sleep(1.0)
-        phase = heartbeats[culprit]["phase"]
-        what = (
-            f"no progress for {stood_s:.0f} s in phase '{phase}' (limit {self._limit_s(phase):g} s, run.stall_s). "
-            "The stacks of all processes are at the end of their logs"
-        )
-        return self._fault([Fault(process=culprit, what=what, log=str(self.run.log(self.attempt, culprit)))])
+    def _show_rows(self) -> None:
+        self._show(self.observer.on_step, self._run.metrics)
+        self._show(self.observer.on_evaluation, self._run.evaluations)
 
     def _heartbeats(self) -> dict[str, Any]:
-        local = self.experiment.local
-        names = [f"trainer.{rank}" for rank in range(local.trainer_ranks)]
-        if self.replay_step is None:
-            names += [f"rollout.{number}" for number in range(local.engines)] + ["scorer.0"]
-        beats = {name: self.store.get(f"heartbeat/{name}") for name in names}
-        return {name: beat for name, beat in beats.items() if beat is not None}
+        lives = {member.name: member.life for member in self.members}
+        beats = {name: self.store.get(f"heartbeat/{name}") for name in self.attempt.heartbeats}
+        return {name: beat for name, beat in beats.items() if beat is not None and beat["life"] == lives.get(name, 0)}
+
+    def _free_leases_of_the_silent(self) -> None:
+        """Others may take over what a stopped engine holds. Should it wake up, its shards come late and are set aside.
+
+        Only if there are others: alone it would be chased by its own leases.
+        """
+        engines = [member for member in self.members if member.name.startswith("rollout.")]
+        for member in engines if len(engines) > 1 else ():
+            stood_s = self.watch.stood_s(member.name)
+            if stood_s > self.attempt.experiment.run.lease_s and (chunks := self._free_leases(member)):
+                self._tell(f"{member.name} made no progress for {stood_s:.0f} s: others take over {chunks}")
+
+    def _free_leases(self, member: Member) -> str:
+        """Give back what it holds; return which chunks, in words."""
+        free, given_up = free_leases(self.store, member.name, member.life)
+        for lease in given_up:
+            give_up(self._run, self.store, lease, self.attempt.number)
+            self._tell(f"{lease} was lost three times and is given up: its groups count as lost")
+        return ", ".join(free)
+
+    def _end_refused_engines(self) -> None:
+        for member in self.members:
+            request = self.store.get(f"restart/{member.name}")
+            if request is not None and request["life"] == member.life and member.is_running:
+                self._tell(request["why"])
+                member.end(0.0)
+
+    def _stalled(self, culprit: Standstill) -> None:
+        """Ask everybody where they are, then end the one that stood still first, or the run."""
+        asked = ask_for_stacks(self.watch.beats)
+        report = self._run.logs(self.attempt.number) / "stall.log"
+        write_stall_report(report, culprit, self.watch.beats, asked, self.attempt)
+        member = next((one for one in self.members if one.name == culprit.process), None)
+        if member is not None and self._may_restart(member):
+            self._tell(f"{culprit.process} {culprit}; it is ended. Stacks: {report}")
+            member.end(0.0)
+            self.watch.forget(member.name)
+            return
+        what = f"{culprit}, run.stall_s. What everybody did: {report}"
+        raise self._fault([Fault(process=culprit.process, what=what, log=self._log(culprit.process))])
 
     def _ended(self) -> Outcome | None:
-        """None while the run goes on; raises the first fault if a process ended that should not have."""
-        codes = {process.spec.name: process.poll() for process in self.processes}
-        if any(codes.values()) or self.store.poll() is not None:
+        """None while the run goes on; raises the first fault if a process ended that the run cannot do without."""
+        codes = {member.name: member.poll() for member in self.members}
+        if self.store.poll() is not None or any(codes.values()):
             time.sleep(SETTLE_S)
-            raise self._fault(self._faults())
+            codes = {member.name: member.poll() for member in self.members}
+            if self.store.poll() is not None or codes[TRAINER]:
+                raise self._fault(self._faults())
         finished = self.store.get("finished")
-        early = [name for name, code in codes.items() if code == 0 and finished is None]
-        if early:
-            what = "ended before the run was finished, without an error"
-            raise self._fault([Fault(process=early[0], what=what, log=str(self.run.log(self.attempt, early[0])))])
-        if finished is not None and all(code == 0 for code in codes.values()):
+        for member in self.members:
+            code = codes[member.name]
+            if code is None or (finished is not None and (code == 0 or member.can_restart)):
+                continue  # nothing more is asked of an engine or a scorer, however it ends
+            if self._may_restart(member):
+                self._restart(member)
+                continue
+            if code == 0:
+                what = "ended before the run was finished, without an error"
+                raise self._fault([Fault(process=member.name, what=what, log=self._log(member.name))])
+            raise self._fault(self._faults())
+        if finished is not None and not any(
+            member.is_running and codes[member.name] is None for member in self.members
+        ):
             return Outcome(status=finished["status"], next_step=finished["step"])
         return None
 
+    def _may_restart(self, member: Member) -> bool:
+        """Not one that never got as far as serving: it would fail in the same way again."""
+        has_served = member.life > 0 or member.name in self._served()
+        return member.can_restart and has_served and member.life < self.attempt.experiment.run.max_restarts
+
+    def _served(self) -> set[str]:
+        """Processes that have passed their start."""
+        engines = {
+            f"rollout.{n}" for n in range(self.attempt.experiment.local.engines) if self.store.get(f"engine/{n}")
+        }
+        others = {name for name in ("scorer.0",) if self.store.get(f"heartbeat/{name}")}
+        return engines | others
+
+    def _restart(self, member: Member) -> None:
+        first = next(iter(self._faults_of(member)), None)
+        what = first.what if first is not None else f"ended with code {member.poll()}"
+        member.end(0.0)
+        self.store.set(f"gone/{member.name}", member.life)
+        chunks = self._free_leases(member)
+        self.watch.forget(member.name)
+        pause = member.begin_next_life()
+        limit = self.attempt.experiment.run.max_restarts
+        self._tell(
+            f"{member.name}: {what}; it starts again in {pause:g} s ({member.life} of {limit})"
+            f"{f', {chunks} is free for others' if chunks else ''}"
+        )
+
+    def _tell(self, text: str) -> None:
+        self.observer.on_event(text)
+        with contextlib.suppress(OSError), self._run.log(self.attempt.number, "supervisor").open("a") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
     def _faults(self) -> list[Fault]:
         """First fault first. A process killed from outside comes before the errors that its peers then met."""
-        killed: list[Fault] = []
-        for process in self.processes:
-            code, spec = process.poll(), process.spec
-            recorded = {fault.process for fault in recorded_faults(self.run, self.attempt)}
-            if code:
-                fault = killed_fault(self.run, self.attempt, spec.name, code, spec.log)
-                if fault is not None and fault.process not in recorded:
-                    killed.append(fault)
+        number = self.attempt.number
+        recorded = recorded_faults(self._run, number)
+        named = {(fault.process, fault.life) for fault in recorded}
+        lives = {member.name: member.life for member in self.members}
+        killed = [
+            fault
+            for member in self.members
+            if (code := member.poll())
+            and (fault := killed_fault(self._run, number, member.name, code, member.spec.log)) is not None
+            and (fault.process, member.life) not in named
+        ]
         if self.store.poll() is not None:
-            log = str(self.run.log(self.attempt, "store"))
-            killed.insert(0, Fault(process="store", what=f"ended with code {self.store.poll()}", log=log))
-        faults = killed + recorded_faults(self.run, self.attempt)
-        ended = next((p for p in self.processes if p.poll()), None)
+            what = f"ended with code {self.store.poll()}"
+            killed.insert(0, Fault(process="store", what=what, log=self._log("store")))
+        # Those of earlier lives were survived.
+        faults = killed + [fault for fault in recorded if fault.life == lives.get(fault.process, 0)]
+        ended = next((member for member in self.members if member.poll()), None)
         if not faults and ended is not None:
             what = f"ended with code {ended.poll()}; its log's last lines: {_tail(ended.spec.log)}"
-            faults = [Fault(process=ended.spec.name, what=what, log=str(ended.spec.log))]
+            faults = [Fault(process=ended.name, what=what, log=str(ended.spec.log))]
         return faults
+
+    def _faults_of(self, member: Member) -> list[Fault]:
+        return [fault for fault in self._faults() if fault.process == member.name]
 
     def _fault(self, faults: list[Fault]) -> RunFault:
         first = faults[0]
-        kept = newest_step(self.run.checkpoints)
+        kept = newest_step(self._run.checkpoints)
         lines = [
-            f"{self.run.root.name} FAILED: {first.process}: {first.what}",
+            f"{self._run.root.name} FAILED: {first.process}: {first.what}",
             *(f"    {line}" for line in first.traceback.strip().splitlines()[-6:]),
             f"  log     {first.log}",
             f"  kept    {'no checkpoint' if kept is None else f'checkpoint {kept}'}; nothing sealed was lost",
         ]
         if len(faults) > 1:
             lines.append(f"  after   {', '.join(fault.process for fault in faults[1:])} (see faults/ beside the logs)")
+        if self.attempt.replay_step is None:
+            lines.append(f"  next    towline resume {self._run.root}")
         return RunFault("\n".join(lines), checkpoint_kept=kept is not None)
 
-    def end_all(self) -> None:
-        for process in reversed(self.processes):
-            process.end(0.0 if process.poll() is not None else END_GRACE_S)
+    def _log(self, process: str) -> str:
+        return str(self._run.log(self.attempt.number, process))
 
-    def _show(self, show: Any, name: str, path: Any) -> None:
+    def _show(self, show: Any, path: Any) -> None:
         rows = read_jsonl(path)
-        for row in rows[self._shown.get(name, 0) :]:
+        for row in rows[self._shown.get(str(path), 0) :]:
             show(row)
-        self._shown[name] = len(rows)
+        self._shown[str(path)] = len(rows)
 
 
 def _next_attempt(run: RunDirectory) -> int:

@@ -3,7 +3,10 @@
 Pure functions of the experiment: every process computes the same chunks.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from towline.jobs.experiment import ExperimentConfig
@@ -16,7 +19,7 @@ from towline.storage.schedule import PromptSchedule
 EVALUATION_CHUNK_PROMPTS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     name: str
     """Prefix of its names in the control store."""
@@ -41,6 +44,27 @@ class Workload:
 
     def path(self, chunk: ChunkId) -> Path:
         return self.folder / f"{chunk}.h5"
+
+    @cached_property
+    def data_hash(self) -> str:
+        """Of everything that says which prompts a step holds."""
+        hasher = hashlib.blake2b(digest_size=16)
+        for prompt in self.data.prompts:
+            hasher.update(json.dumps([prompt.row, prompt.text, prompt.answer]).encode())
+        schedule = None if self.schedule is None else (self.schedule.prompts_per_step, self.schedule.seed)
+        hasher.update(json.dumps(schedule).encode())
+        return hasher.hexdigest()
+
+    @cached_property
+    def sampling_hash(self) -> str:
+        """Of everything but the weights that says what a shard holds."""
+        settings = [self.data_hash, self.chat, self.group_size, self.temperature, self.max_completion_tokens,
+                    self.chunk_prompts]  # fmt: skip
+        return hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
+
+    def lease(self, chunk: ChunkId) -> str:
+        """Name of its lease in the control store."""
+        return f"lease/{self.name}/{chunk}"
 
 
 def training_work(experiment: ExperimentConfig, run: RunDirectory) -> Workload:

@@ -46,6 +46,9 @@ def make_parser() -> argparse.ArgumentParser:
         return added
 
     _takes_experiment(verb("run", "train on this machine", _run))
+    resume = verb("resume", "go on with a run where it stopped", _resume)
+    _takes_run(resume)
+    _takes_overrides(resume, "change a value of the run, such as -o steps=800; may be repeated")
     _takes_experiment(verb("check", "say all that can be known before anything starts", _check))
     _takes_run(verb("status", "how a run is doing", _status))
     samples = verb("samples", "show completions of a run with their rewards", _samples)
@@ -54,6 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     samples.add_argument("--num", type=_count, default=8, help="completions to show (default 8)")
     samples.add_argument("--failed", action="store_true", help="only completions whose grading failed")
     samples.add_argument("--tokens", action="store_true", help="each token with its log-prob and policy version")
+    ledger = verb("ledger", "what a run has recorded, checked file by file, and what was set aside and why", _ledger)
+    _takes_run(ledger)
     replay = verb("replay", "train again from the recorded rollouts and compare the losses", _replay)
     _takes_run(replay)
     replay.add_argument("--step", type=_count, required=True, help="last step to train again, from 0")
@@ -62,14 +67,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _takes_experiment(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("file", type=Path, metavar="FILE", help="experiment (TOML)")
-    verb.add_argument(
-        "-o",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="replace a value of the file, such as -o trainer.learning_rate=1e-6; may be repeated",
-    )
+    _takes_overrides(verb, "replace a value of the file, such as -o trainer.learning_rate=1e-6; may be repeated")
+
+
+def _takes_overrides(verb: argparse.ArgumentParser, help: str) -> None:
+    verb.add_argument("-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=help)
 
 
 def _takes_run(verb: argparse.ArgumentParser) -> None:
@@ -87,6 +89,13 @@ def _run(options: argparse.Namespace) -> int:
     from towline.launcher.run import run_experiment
 
     return run_experiment(options.file, tuple(options.overrides))
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from towline.launcher.find_run import find_run
+    from towline.launcher.resume import resume_run
+
+    return resume_run(find_run(options.run, options.root), tuple(options.overrides))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -113,6 +122,13 @@ def _samples(options: argparse.Namespace) -> int:
         only_failed=options.failed,
         with_tokens=options.tokens,
     )
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    from towline.launcher.find_run import find_run
+    from towline.launcher.ledger import print_ledger
+
+    return print_ledger(find_run(options.run, options.root))
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -28,8 +28,8 @@ def _runs(root: Path) -> list[Path]:
 
 
 def _started(folder: Path) -> float:
-    """The experiment is written once, when a run is made; a resume or a replay does not change it."""
-    return RunDirectory(folder).config.stat().st_mtime
+    """The experiment as the user wrote it is written once, when a run is made."""
+    return RunDirectory(folder).source_config.stat().st_mtime
 
 
 def _nearest(name: str, names: list[str]) -> str:

@@ -57,6 +57,9 @@ class RunProgress:
         self._has_begun = True
         self._say(evaluation_line(row))
 
+    def on_event(self, text: str) -> None:
+        self._say(f"! {text}")
+
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 

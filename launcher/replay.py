@@ -66,6 +66,9 @@ class _OnlyPhases:
     def on_evaluation(self, row: dict[str, object]) -> None:
         pass
 
+    def on_event(self, text: str) -> None:
+        self._progress.on_event(text)
+
 
 def compare_losses(live: Mapping[int, Row], replayed: Sequence[Row]) -> list[StepLosses]:
     if not replayed:

@@ -38,7 +38,11 @@ def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
     raise_problems([*found.problems, *machine_problems(experiment)])
     for warning in found.warnings:
         _say(console, f"! {warning}")
-    run = make_run(file, experiment)
+    return carry_out(make_run(file, experiment), experiment, console)
+
+
+def carry_out(run: RunDirectory, experiment: ExperimentConfig, console: Console) -> int:
+    """One attempt of a run, shown on the console from its beginning to the summary; return the exit code."""
     _say(console, f"run {run.root.name}   folder {shown(run.root)}")
     began = time.monotonic()
     try:
@@ -54,14 +58,14 @@ def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
     return _exit_code(outcome, run, console)
 
 
-def refuse_login_node(path: Path) -> None:
+def refuse_login_node(what: Path, *, verb: str = "run") -> None:
     """A login node is shared by everybody; training on it is unkind and usually killed."""
     if shutil.which("sbatch") is None or "SLURM_JOB_ID" in os.environ or os.environ.get("TOWLINE_ALLOW_LOGIN") == "1":
         return
     raise InputError(
-        "towline run trains on this machine, and this is a login node of a Slurm cluster (sbatch is on the PATH, and "
-        "there is no allocation). Use\n"
-        f"  sbatch --nodes=1 --exclusive --wrap 'towline run {path}'\n"
+        f"towline {verb} trains on this machine, and this is a login node of a Slurm cluster (sbatch is on the PATH, "
+        "and there is no allocation). Use\n"
+        f"  sbatch --nodes=1 --exclusive --wrap 'towline {verb} {what}'\n"
         "with your partition and account. TOWLINE_ALLOW_LOGIN=1 runs it here all the same."
     )
 
@@ -90,7 +94,8 @@ def _exit_code(outcome: Outcome, run: RunDirectory, console: Console) -> int:
     if outcome.status == "done":
         return 0
     step = outcome.next_step
-    _say(console, f"stopped at step {step} with checkpoint {step} kept; the run's folder is {shown(run.root)}")
+    _say(console, f"stopped at step {step} with checkpoint {step} kept")
+    _say(console, f"next      towline resume {shown(run.root)}")
     return STOPPED
 
 

@@ -56,6 +56,10 @@ class Engine(Protocol):
         """Log-prob of each token after the first, at temperature 1, under the present weights."""
         ...
 
+    def reset_cache(self) -> None:
+        """Forget cached keys and values of finished requests; only called while nothing runs."""
+        ...
+
     def join(self, request: JoinRequest) -> None: ...
 
     def receive(self, version: int, timeout_s: float) -> str:

@@ -63,6 +63,9 @@ class ScriptedEngine:
     def score(self, token_ids: list[int]) -> list[float]:
         return [self._logprob(token, self.version) for token in token_ids[1:]]
 
+    def reset_cache(self) -> None:
+        """There is none."""
+
     def join(self, request: JoinRequest) -> None:
         from towline.rollout.transfer_group import Membership, TransferGroup  # torch, not needed without weights
 

@@ -4,6 +4,8 @@ It stands beside torch's default group and never touches it. A wait is polled, s
 20 ms and a deadline holds; the group's own time-out is long, because it also bounds the joining.
 """
 
+import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +18,12 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 
 from towline.storage.errors import TransferError
 
-JOIN_TIMEOUT_S = 300.0
+GROUP_TIMEOUT_S = 300.0
+JOIN_TIMEOUT_S = 60.0
+"""Members join right after they have said that they are there."""
 
 _ABANDONED: list[Any] = []
-"""Groups given up with a broadcast under way, and that broadcast. Freeing one would wait for it, all of JOIN_TIMEOUT_S
+"""Groups given up with a broadcast under way, and that broadcast. Freeing one would wait for it, all of GROUP_TIMEOUT_S
 long if the peer is silent; so they are kept until the process ends, at most one for each try."""
 
 
@@ -38,17 +42,44 @@ class Membership:
 
 
 class TransferGroup:
-    def __init__(self, membership: Membership, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        timeout_s: float = JOIN_TIMEOUT_S,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Return once every member is there.
+
+        Args:
+            on_wait: called while waiting; may raise to give up.
+
+        Raises:
+            TransferError: a member did not come within `timeout_s`.
+        """
         self.membership = membership
         is_nccl = membership.backend == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
-        try:
-            self._group = _form(membership, timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            raise TransferError(
-                f"weight transfer {membership.prefix}: member {membership.rank} of {membership.size} could not join: "
-                f"{error}"
-            ) from error
+        self._group = self._join(time.monotonic() + timeout_s, on_wait)
+
+    def _join(self, deadline: float, on_wait: Callable[[], None]) -> Any:
+        """Joining blocks where no signal handler runs, and as long as the group's own time-out: so in a thread."""
+        formed: queue.Queue[Any] = queue.Queue()
+        # A daemon: one that waits for a member that never comes must not keep the process.
+        threading.Thread(target=lambda: formed.put(_form(self.membership, self.device)), daemon=True).start()
+        while time.monotonic() < deadline:
+            on_wait()
+            try:
+                group = formed.get(timeout=0.02)
+            except queue.Empty:
+                continue
+            if isinstance(group, RuntimeError):
+                raise TransferError(f"{self._named()} could not join: {group}") from group
+            return group
+        raise TransferError(f"{self._named()} could not join: another member did not come.")
+
+    def _named(self) -> str:
+        member = self.membership
+        return f"weight transfer {member.prefix}: member {member.rank} of {member.size}"
 
     def broadcast(self, tensor: torch.Tensor) -> Any:
         """Start to broadcast from member 0; `tensor` is uint8 or int64, flat, on `self.device`."""
@@ -77,7 +108,11 @@ class TransferGroup:
                     f"weight transfer {self.membership.prefix}: a member is silent past the deadline. "
                     "Raise run.sync_timeout_s if the network is slow; otherwise see the logs of the engines."
                 )
-            on_wait()
+            try:
+                on_wait()
+            except TransferError:
+                self._abandon(work)
+                raise
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
         try:
@@ -92,13 +127,18 @@ class TransferGroup:
         _ABANDONED.append((self._group, work))
 
 
-def _form(membership: Membership, timeout: timedelta) -> Any:
-    """Return once every member is there."""
+def _form(membership: Membership, device: torch.device) -> Any:
+    """The group, once every member is there, or the error."""
     host, port = membership.store.rsplit(":", 1)
-    client = TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
-    store = PrefixStore(membership.prefix, client)
-    if membership.backend == "nccl":
-        options: Any = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, membership.rank, membership.size, options)
-    return dist.ProcessGroupGloo(store, membership.rank, membership.size, timeout)
+    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+    try:
+        client = TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
+        store = PrefixStore(membership.prefix, client)
+        if membership.backend == "nccl":
+            torch.cuda.set_device(device)  # a thread's own
+            options: Any = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            return dist.ProcessGroupNCCL(store, membership.rank, membership.size, options)
+        return dist.ProcessGroupGloo(store, membership.rank, membership.size, timeout)
+    except RuntimeError as error:
+        return error

@@ -141,6 +141,10 @@ class VllmEngine:
                     entries = output.prompt_logprobs[1:]
                     return [entry[token].logprob for entry, token in zip(entries, token_ids[1:], strict=True)]
 
+    def reset_cache(self) -> None:
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not drop its prefix cache although nothing runs")
+
     def join(self, request: JoinRequest) -> None:
         self._engine.collective_rpc("init_weight_transfer_engine", args=(dataclasses.asdict(request),))
 

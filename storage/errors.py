@@ -7,6 +7,7 @@
     │   ├── ModelError                a model or tokenizer folder
     │   └── RunFolderError            a run folder that is missing, in use or full
     ├── LedgerError                   a shard that is torn, changed or missing
+    ├── CheckpointError               a checkpoint that cannot be written, is damaged, or fits another run
     ├── StoreError                    the control store is gone or answers wrongly
     ├── TransferError                 weights did not arrive whole
     ├── ProbeError                    an engine does not compute with the weights it was given
@@ -43,6 +44,10 @@ class RunFolderError(InputError):
 
 
 class LedgerError(TowlineError):
+    pass
+
+
+class CheckpointError(TowlineError):
     pass
 
 

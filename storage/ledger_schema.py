@@ -40,7 +40,7 @@ SHARD = (
     Column(name="completion/text_offsets", dtype="int64", length="C+1", meaning="bytes"),
 )
 """Attributes of a shard: schema_version, kind = "rollouts", header (JSON: origin: chunk, branch, engine, attempt,
-weight_hashes, sampling, began, ended), digest (blake2b over every column)."""
+weight_hashes, sampling, began, ended, sampling_hash), digest (blake2b over every column)."""
 
 SCORES = (
     Column(

@@ -3,8 +3,12 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from towline.storage.publish import replace_whole
+from towline.storage.run_directory import read_jsonl
 
 METRICS: dict[str, str] = {
     "reward/mean": "mean total reward of the scored completions",
@@ -31,11 +35,14 @@ METRICS: dict[str, str] = {
     "tokens/trained": "prompt and completion tokens that went through the trainer, per inner epoch",
     "tokens/fill": "share of the packed token budget that is not padding",
     "speed/tokens_per_s": "tokens/trained divided by seconds/step",
+    "rollouts/lost": "fraction of prompts whose chunk was given up after it was lost three times",
+    "rollouts/off_policy": "fraction of shards that the policy of another branch wrote, after a resume or roll-back",
     "seconds/wait": "trainer waiting for generation and scoring, s",
     "seconds/generate": "from the first request of the step to the last, of the slowest engine, s",
     "seconds/score": "wall time of scoring, s",
     "seconds/train": "inner steps, s",
     "seconds/sync": "publication of the weights and probe, s",
+    "seconds/probe": "the slowest engine's answer to the probe, part of seconds/sync, s",
     "seconds/step": "from one step's end to the next, s",
     "memory/trainer_gib": "largest resident memory of a trainer rank so far, GiB",
     "version": "policy version after the step",
@@ -46,12 +53,16 @@ METRICS: dict[str, str] = {
 class MetricsWriter:
     """Append one row a step. A value that is not finite is written as null in JSON and left out of TensorBoard."""
 
-    def __init__(self, jsonl: Path, tensorboard: Path) -> None:
+    def __init__(self, jsonl: Path, tensorboard: Path, *, first_step: int = 0) -> None:
+        """
+        Args:
+            first_step: TensorBoard hides what an earlier attempt wrote of this step and later ones.
+        """
         # Slow to import, wanted only by the process that writes.
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingTypeStubs]
 
         self._jsonl = jsonl
-        self._tensorboard: Any = SummaryWriter(str(tensorboard), flush_secs=30)
+        self._tensorboard: Any = SummaryWriter(str(tensorboard), flush_secs=30, purge_step=first_step or None)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         check_names(values)
@@ -83,6 +94,20 @@ def append_jsonl(path: Path, row: dict[str, Any]) -> None:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
         file.write(line)
+
+
+def cut_rows(path: Path, keeps: Callable[[dict[str, Any]], bool], superseded: Path) -> None:
+    """Leave the rows that `keeps` wants; the others, of steps that will be trained again, go to the end of another
+    file."""
+    rows = read_jsonl(path)
+    kept = [row for row in rows if keeps(row)]
+    if len(kept) == len(rows):
+        return
+    for row in rows:
+        if row not in kept:
+            append_jsonl(superseded, {"file": path.name, **row})
+    with replace_whole(path) as temporary:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _ends_whole(file: BinaryIO) -> bool:

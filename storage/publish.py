@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -40,11 +41,39 @@ def replace_whole(final: Path) -> Generator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left under `folder`. Only for whoever knows that no writer is alive in it."""
-    for path in list(folder.rglob(".*.tmp")):
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+def move_first(source: Path, final: Path) -> None:
+    """Give `source`, a file or a folder, the name `final` on the same file system, replacing nothing.
+
+    A file may be seen under both names for a moment, never under none; whoever is killed in between is finished by
+    the next one who makes the same move.
+
+    Raises:
+        FileExistsError: `final` is something else; `source` stays.
+        FileNotFoundError: `source` is gone: another process has moved it.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        # A folder has no second name; the kernel refuses to put it in the place of a file or of a full folder.
+        _rename_folder(source, final)
+    else:
+        _link(source, final)
+        _fsync(final.parent)
+        source.unlink()
+    _fsync(source.parent)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What writers, killed ones or those at work, have under `folder`."""
+    return sorted(path for path in folder.rglob(".*.tmp") if _TEMPORARY.fullmatch(path.name))
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Remove what killed writers left under `folder`; return how many files. Only for whoever knows that no writer is
+    alive in it."""
+    found = leftovers(folder)
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
 
 
 def _link(temporary: Path, final: Path) -> None:
@@ -54,6 +83,15 @@ def _link(temporary: Path, final: Path) -> None:
         # A network file system that repeats a request may refuse the link that it has just made.
         if not os.path.samefile(temporary, final):
             raise
+
+
+def _rename_folder(source: Path, final: Path) -> None:
+    try:
+        os.rename(source, final)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ENOTEMPTY):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final)) from error
+        raise
 
 
 def _temporary(final: Path) -> Path:

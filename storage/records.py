@@ -93,3 +93,5 @@ class ShardOrigin:
     """Unix time on the engine's host when the first request of the chunk was submitted, s."""
     ended: float
     """The same, when the last one finished."""
+    sampling_hash: str = ""
+    """Digest of the sampling settings and of the prompts; "" where it was not recorded."""

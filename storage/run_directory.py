@@ -59,6 +59,21 @@ class RunDirectory:
         return self.root / "held_out"
 
     @property
+    def lineage(self) -> Path:
+        """Every version of the policy with the digest of its weights, and where branches fork."""
+        return self.root / "lineage.jsonl"
+
+    @property
+    def aside(self) -> Path:
+        """Shards and scores that are kept but never read: damaged, of other weights or data, or late duplicates."""
+        return self.root / "aside"
+
+    @property
+    def aside_list(self) -> Path:
+        """Why each file in `aside` is there."""
+        return self.aside / "aside.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
@@ -151,13 +166,18 @@ class RunLock:
             ) from error
 
     def __enter__(self) -> Self:
-        """Whoever holds the lock is the only one to start writers, so that what is half-written now is dead."""
-        for folder in (self._run.rollouts, self._run.held_out, self._run.checkpoints):
-            remove_leftovers(folder)
+        self._remove_leftovers()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._remove_leftovers()
         self._file.close()
+
+    def _remove_leftovers(self) -> None:
+        """Whoever holds the lock is the only one to start writers. Before the first starts and after the last has
+        ended, what is half-written is dead."""
+        for folder in (self._run.rollouts, self._run.held_out, self._run.aside, self._run.checkpoints):
+            remove_leftovers(folder)
 
 
 def is_locked(run: RunDirectory) -> bool:

@@ -1,5 +1,6 @@
 """DeepSpeed behind five verbs: accumulate, step, gather weights, save, load. The only file that imports it."""
 
+import argparse
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,15 @@ from towline.trainer.policy import Policy
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 import deepspeed
+from deepspeed.checkpoint import ds_to_universal
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
 # On CPU its extension would be compiled for half a minute at first use, for a faster all-reduce that gloo does too.
 deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
+
+
+_TAG = "engine"
+"""Name of DeepSpeed's own folder in a checkpoint."""
 
 
 class DeepSpeedEngine:
@@ -122,13 +128,31 @@ class DeepSpeedEngine:
             self._drop_whole_copies()
 
     def save(self, folder: Path, client_state: dict[str, Any]) -> None:
-        """Write this rank's part of a checkpoint. Every rank must call it."""
-        self._engine.save_checkpoint(str(folder), tag="engine", client_state=client_state, save_latest=False)
+        """Write this rank's part of a checkpoint to `folder`/engine. Every rank must call it.
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        path, client_state = self._engine.load_checkpoint(str(folder), tag="engine")
+        Raises:
+            OSError, RuntimeError: this rank could not write; raised when every rank is through.
+        """
+        writer = self._engine.checkpoint_engine
+        self._engine.checkpoint_engine = patient = _PatientWriter(writer)
+        # It would copy scripts that gather weights; on a full disk that fails between barriers.
+        self._engine._copy_recovery_script = lambda path: None
+        try:
+            self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client_state, save_latest=False)
+        finally:
+            self._engine.checkpoint_engine = writer
+        if patient.failure is not None:
+            raise patient.failure
+
+    def load(self, folder: Path, *, is_universal: bool = False) -> dict[str, Any]:
+        """Take up what `save` wrote with as many ranks, or what `convert_to_universal` made of it."""
+        self._engine._config.load_universal_checkpoint = is_universal
+        try:
+            path, client_state = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        finally:
+            self._engine._config.load_universal_checkpoint = False
         if path is None:
-            raise FileNotFoundError(f"{folder}/engine")
+            raise FileNotFoundError(f"{folder}/{_TAG}")
         return client_state
 
     def _drop_whole_copies(self) -> None:
@@ -161,6 +185,40 @@ class DeepSpeedEngine:
         """What this rank holds of a weight: its shard under ZeRO-3, else the whole."""
         shard = getattr(parameter, "ds_tensor", None)
         return parameter.data if shard is None else shard.data
+
+
+class _PatientWriter:
+    """DeepSpeed's writer of files, but a failure waits: who raises between barriers leaves the other ranks there."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self.failure: OSError | RuntimeError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def save(self, state_dict: Any, path: str) -> None:
+        try:
+            self._writer.save(state_dict, path)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            self.failure = error
+
+
+def convert_to_universal(source: Path, target: Path) -> None:
+    """Make of the parts that N ranks saved under `source` whole tensors under `target`, for any number of ranks.
+
+    One rank calls it. It takes about as much time as the checkpoint took to write, and twice its space while it runs.
+    """
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False}
+    ds_to_universal.main(
+        argparse.Namespace(
+            input_folder=str(source / _TAG),
+            output_folder=str(target / _TAG),
+            strict=True,
+            inject_missing_state=True,
+            **options,
+        )
+    )
 
 
 def shard_frozen(policy: Policy, config: TrainerConfig) -> Any:

@@ -150,15 +150,32 @@ def test_a_signal_handler_runs_within_a_second_of_a_wait(store: ControlStore):
     assert handled[0] - sent[0] < 1.0
 
 
+def test_a_wall_clock_that_jumps_ends_no_wait(store: ControlStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("time.time", itertools.count(1e9, 3600.0).__next__)
+    waits = itertools.count()
+    assert store.wait("value", 60.0, lambda: store.set("value", 5) if next(waits) == 1 else None) == 5
+    with pytest.raises(StoreError, match="nobody wrote missing"):
+        store.wait("missing", 0.1)
+
+
 def test_a_claim_of_a_missing_name_wins_and_leaves_its_value(store: ControlStore):
-    assert store.claim("lease", {"engine": 0, "nonce": "a"})
+    assert store.exchange("lease", None, {"engine": 0, "nonce": "a"})
     assert store.get("lease") == {"engine": 0, "nonce": "a"}
 
 
 def test_a_claim_of_a_taken_name_loses_and_changes_nothing(store: ControlStore):
     store.set("lease", {"engine": 1, "nonce": "b"})
-    assert not store.claim("lease", {"engine": 0, "nonce": "a"})
+    assert not store.exchange("lease", None, {"engine": 0, "nonce": "a"})
     assert store.get("lease") == {"engine": 1, "nonce": "b"}
+
+
+def test_an_exchange_wins_only_against_the_value_that_stands(store: ControlStore):
+    assert not store.exchange("lease", {"holder": "a"}, {"holder": "b"})
+    assert store.get("lease") is None
+    assert store.exchange("lease", None, {"holder": "a", "lost": 0})
+    assert not store.exchange("lease", {"holder": "a", "lost": 1}, {"holder": "b", "lost": 1})
+    assert store.exchange("lease", {"lost": 0, "holder": "a"}, {"holder": None, "lost": 1})
+    assert store.get("lease") == {"holder": None, "lost": 1}
 
 
 def test_a_claim_is_won_by_exactly_one_of_several_processes(store: ControlStore, handle: StoreHandle, attempt: int):
@@ -167,7 +184,7 @@ def test_a_claim_is_won_by_exactly_one_of_several_processes(store: ControlStore,
         client.set(f"ready/{number}", True)
         client.wait("go", 30.0)
         nonce = secrets.token_hex(8)
-        client.set(f"won/{number}", [name for name in names if client.claim(name, [number, nonce])])
+        client.set(f"won/{number}", [name for name in names if client.exchange(name, None, [number, nonce])])
 
     names = [f"lease/{number}" for number in range(50)]
     racers = [FORK.Process(target=race, args=(number,)) for number in range(4)]
@@ -194,7 +211,7 @@ def test_names_are_private_to_an_attempt(store: ControlStore, handle: StoreHandl
     later = ControlStore(handle.address, KEY, attempt + 1000)
     store.set("stop", True)
     assert later.get("stop") is None
-    assert later.claim("stop", "mine")
+    assert later.exchange("stop", None, "mine")
     assert store.get("stop") is True
 
 
@@ -203,7 +220,7 @@ def test_a_value_of_another_run_is_refused(store: ControlStore, handle: StoreHan
     for read in (lambda: store.get("publish"), lambda: store.wait("publish", 1.0)):
         with pytest.raises(StoreError, match="not written by this run"):
             read()
-    assert not store.claim("publish", "mine")
+    assert not store.exchange("publish", None, "mine")
 
 
 @pytest.mark.parametrize("garbage", [b"", b"short", b"x" * 100])
@@ -239,6 +256,19 @@ def test_supervisor_and_roles_read_what_the_other_wrote(handle: StoreHandle):
         handle.get("finished")
 
 
+def test_the_supervisor_exchanges_over_the_pipe_what_roles_hold(handle: StoreHandle):
+    store = ControlStore(handle.address, KEY, 0)
+    assert handle.exchange("lease/a", None, {"holder": "é", "lost": 0})
+    assert store.get("lease/a") == {"holder": "é", "lost": 0}
+    assert not handle.exchange("lease/a", None, {"holder": "other", "lost": 0})
+    assert store.exchange("lease/a", {"holder": "é", "lost": 0}, {"holder": "engine", "lost": 0})
+    assert not handle.exchange("lease/a", {"holder": "é", "lost": 0}, {"holder": None, "lost": 1})
+    assert handle.exchange("lease/a", {"holder": "engine", "lost": 0}, {"holder": None, "lost": 1})
+    assert store.get("lease/a") == handle.get("lease/a") == {"holder": None, "lost": 1}
+    assert not handle.exchange("lease/missing", {"holder": "a"}, {"holder": "b"})
+    assert handle.get("lease/missing") is None
+
+
 def test_nobody_at_the_address_is_an_error(tmp_path: Path):
     with pytest.raises(StoreError, match=r"no control store at 127\.0\.0\.1:1\b"):
         ControlStore("127.0.0.1:1", KEY, 0, timeout_s=0.5)
@@ -263,9 +293,10 @@ def test_a_killed_store_is_an_error_promptly_for_every_caller(tmp_path: Path):
     took = {
         "handle.get": seconds(lambda: handle.get("before")),
         "handle.set": seconds(lambda: handle.set("before", 2)),
+        "handle.exchange": seconds(lambda: handle.exchange("lease", None, 2)),
         "set": seconds(lambda: setting.set("before", 2)),
         "get": seconds(lambda: getting.get("before")),
-        "claim": seconds(lambda: claiming.claim("lease", 1)),
+        "claim": seconds(lambda: claiming.exchange("lease", None, 1)),
     }
     waiter.join(10)
     took["wait"] = failed[0] - killed
@@ -314,13 +345,14 @@ def present(store: ControlStore, process: str) -> dict[str, Any]:
 
 
 def test_a_heartbeat_counts_beats_only_and_carries_the_phase(store: ControlStore, handle: StoreHandle, attempt: int):
-    heartbeat = Heartbeat(handle.address, KEY, attempt, "rollout.1")
+    heartbeat = Heartbeat(handle.address, KEY, attempt, "rollout.1", life=2)
     try:
         first = store.wait("heartbeat/rollout.1", 10.0)
-        assert (first["phase"], first["beats"], first["pid"]) == ("start", 0, os.getpid())
+        assert (first["phase"], first["beats"], first["pid"], first["life"]) == ("start", 0, os.getpid(), 2)
         time.sleep(1.5 * PERIOD_S)
         idle = present(store, "rollout.1")
         assert idle["beats"] == 0
+        assert idle["rounds"] > first["rounds"], "the process itself is not stopped"
         assert idle["phase_s"] > first["phase_s"]
         heartbeat.beat("generate")
         heartbeat.beat()
@@ -343,6 +375,9 @@ def test_the_heartbeat_of_a_stopped_process_stands_still(store: ControlStore, ha
     def beats() -> int:
         return present(store, "trainer.0")["beats"]
 
+    def rounds() -> int:
+        return present(store, "trainer.0")["rounds"]
+
     worker = FORK.Process(target=work)
     worker.start()
     try:
@@ -351,11 +386,11 @@ def test_the_heartbeat_of_a_stopped_process_stands_still(store: ControlStore, ha
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
         until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
-        stood = beats()
+        stood = beats(), rounds()
         time.sleep(1.5 * PERIOD_S)
-        assert beats() == stood
+        assert (beats(), rounds()) == stood
         os.kill(worker.pid, signal.SIGCONT)
-        until(lambda: beats() > stood)
+        until(lambda: beats() > stood[0] and rounds() > stood[1])
     finally:
         worker.kill()
         worker.join()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.jobs.experiment import ExperimentConfig, load_experiment
+from towline.jobs.experiment import ExperimentConfig, load_experiment, override_experiment
 from towline.jobs.experiment_errors import key_lines
 from towline.storage.errors import ConfigError
 
@@ -206,6 +206,75 @@ def test_an_unknown_variable_is_named_with_those_there_are(file: Path) -> None:
     change(file, 'model = "model"', 'model = "${MODELS}/small"')
     with pytest.raises(ConfigError, match=r"small.toml:5: .*\$\{MODELS\} is not a variable .*\(known: HOME_OF_ALL\)"):
         load_experiment(file, variables={"HOME_OF_ALL": "/"})
+
+
+DETERMINISTIC = ("deterministic=true", "rollout.precision=float32", "trainer.precision=float32")
+
+
+def test_determinism_is_off_unless_it_is_asked_for(file: Path) -> None:
+    assert not load_experiment(file).deterministic
+    assert load_experiment(file, DETERMINISTIC).deterministic
+
+
+@pytest.mark.parametrize(
+    ("override", "needed", "found"),
+    [
+        ("rollout.max_staleness=1", "rollout.max_staleness = 0", "1"),
+        ("rollout.precision=bfloat16", 'rollout.precision = "float32"', '"bfloat16"'),
+        ("trainer.precision=bfloat16", 'trainer.precision = "float32"', '"bfloat16"'),
+        ("local.trainer_threads=2", "local.trainer_threads = 1", "2"),
+        ("local.engine_threads=2", "local.engine_threads = 1", "2"),
+    ],
+)
+def test_what_makes_bits_depend_on_chance_is_refused_where_determinism_is_asked_for(
+    file: Path, override: str, needed: str, found: str
+) -> None:
+    assert f"deterministic = true needs {needed}, found {found}" in refusal(file, *DETERMINISTIC, override)
+    load_experiment(file, (*DETERMINISTIC, override, "deterministic=false"))
+
+
+def test_limits_of_a_run_have_defaults_and_bounds(file: Path) -> None:
+    run = load_experiment(file).run
+    assert (run.stall_s, run.lease_s, run.max_restarts) == (600.0, 120.0, 3)
+    assert load_experiment(file, ("run.max_restarts=0", "run.lease_s=0.5")).run.max_restarts == 0
+    assert "run.max_restarts: " in refusal(file, "run.max_restarts=-1")
+    assert "run.lease_s: " in refusal(file, "run.lease_s=0")
+
+
+def test_a_resolved_experiment_can_be_changed(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = load_experiment(file)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert override_experiment(experiment, ()) == experiment
+    changed = override_experiment(experiment, ("steps=9", "local.engines=2", "rollout.precision=float32"))
+    assert (changed.steps, changed.local.engines, changed.rollout.precision) == (9, 2, "float32")
+    unchanged = {"steps": experiment.steps, "local": experiment.local, "rollout": experiment.rollout}
+    assert changed.model_copy(update=unchanged) == experiment
+
+
+def test_a_path_in_a_change_is_relative_to_the_working_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = load_experiment(file)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert override_experiment(experiment, ("policy.model=other",)).policy.model == str(tmp_path / "elsewhere/other")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps=0", "-o: steps: "),
+        ("stepps=4", "-o: stepps is not a field. Did you mean steps?"),
+        ("steps", "-o steps: expected KEY=VALUE"),
+        ("trainer.minibatches=3", "trainer.minibatches (3) must not exceed rollout.prompts_per_step (2)"),
+    ],
+)
+def test_a_wrong_change_is_refused_as_it_is_for_a_file(file: Path, override: str, message: str) -> None:
+    experiment = load_experiment(file)
+    with pytest.raises(ConfigError) as refused:
+        override_experiment(experiment, (override,))
+    assert message in str(refused.value)
 
 
 def test_key_lines_finds_tables_arrays_and_dotted_keys() -> None:

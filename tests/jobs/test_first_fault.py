@@ -31,10 +31,10 @@ def what(run: RunDirectory, code: int) -> str | None:
     return None if fault is None else fault.what
 
 
-def record(run: RunDirectory, process: str, when: float, error: str, message: str) -> None:
-    fault = {"process": process, "when": when, "error": error, "message": message}
+def record(run: RunDirectory, process: str, when: float, error: str, message: str, life: int = 0) -> None:
+    fault = {"process": process, "life": life, "when": when, "error": error, "message": message}
     fault |= {"traceback": f"Traceback of {process}", "log": f"/logs/{process}.log:12"}
-    write_json(run.faults(0) / f"{process}.json", fault)
+    write_json(run.faults(0) / f"{process}.{life}.json", fault)
 
 
 def test_a_killed_rank_is_named_by_its_launcher(run: RunDirectory, tmp_path: Path) -> None:
@@ -100,6 +100,13 @@ def test_recorded_faults_come_in_the_order_of_time(run: RunDirectory) -> None:
     )
 
 
+def test_faults_of_two_lives_of_a_process_are_both_kept(run: RunDirectory) -> None:
+    record(run, "rollout.0", 2.0, "StoreError", "gone", life=1)
+    record(run, "rollout.0", 1.0, "MemoryError", "full")
+    found = [(fault.life, fault.what) for fault in recorded_faults(run, 0)]
+    assert found == [(0, "MemoryError: full"), (1, "StoreError: gone")]
+
+
 def test_what_happened_is_told_in_one_line(run: RunDirectory) -> None:
     record(run, "a", 1.0, "ConfigError", "\n  two problems:\nthe first\r\nthe second")
     record(run, "b", 2.0, "KeyboardInterrupt", "")
@@ -111,4 +118,4 @@ def test_faults_of_another_attempt_and_half_written_ones_are_not_told(run: RunDi
     (run.faults(0) / ".b.json.12.0a1b2c3d.tmp").write_text('{"process": "b')
     assert [fault.process for fault in recorded_faults(run, 0)] == ["a"]
     assert recorded_faults(run, 1) == []
-    assert json.loads((run.faults(0) / "a.json").read_text())["when"] == 1.0
+    assert json.loads((run.faults(0) / "a.0.json").read_text())["when"] == 1.0

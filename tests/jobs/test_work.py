@@ -102,6 +102,41 @@ def test_an_evaluation_is_one_completion_a_prompt_judged_by_exact_match_alone(
     assert [(reward.use, reward.weight) for reward in work.rewards] == [("exact_match", 1.0)]
 
 
+def test_the_data_hash_is_that_of_prompts_and_schedule(tmp_path: Path, run: RunDirectory) -> None:
+    made = experiment(tmp_path)
+    first = training_work(made, run).data_hash
+    assert training_work(made, RunDirectory(tmp_path / "other")).data_hash == first
+    # Sampling is no matter of which prompts a step holds.
+    assert training_work(experiment(tmp_path, temperature=0.7, group_size=2, chunk_prompts=1), run).data_hash == first
+    assert training_work(experiment(tmp_path, prompts_per_step=4), run).data_hash != first
+    assert training_work(made.model_copy(update={"seed": 6}), run).data_hash != first
+    write_rows(tmp_path / "train.jsonl", NUM_ROWS - 1)
+    assert training_work(made, run).data_hash != first
+
+
+@pytest.mark.parametrize(
+    "change", [{"temperature": 0.7}, {"group_size": 2}, {"max_completion_tokens": 5}, {"chunk_prompts": 2}]
+)
+def test_the_sampling_hash_changes_with_everything_that_a_shard_depends_on(
+    tmp_path: Path, run: RunDirectory, change: dict[str, object]
+) -> None:
+    first = training_work(experiment(tmp_path), run).sampling_hash
+    assert training_work(experiment(tmp_path), run).sampling_hash == first
+    assert training_work(experiment(tmp_path, **change), run).sampling_hash != first
+
+
+def test_the_sampling_hash_changes_with_the_data(tmp_path: Path, run: RunDirectory) -> None:
+    made = experiment(tmp_path)
+    first = training_work(made, run).sampling_hash
+    write_rows(tmp_path / "train.jsonl", NUM_ROWS + 1)
+    assert training_work(made, run).sampling_hash != first
+
+
+def test_a_lease_has_the_name_of_its_work_and_chunk(tmp_path: Path, run: RunDirectory) -> None:
+    chunk = ChunkId(step=1, wave=0, chunk=2)
+    assert training_work(experiment(tmp_path), run).lease(chunk) == "lease/rollouts/step-000001/wave-0/chunk-002"
+
+
 def test_without_an_evaluation_there_is_no_such_work(tmp_path: Path, run: RunDirectory) -> None:
     assert evaluation_work(experiment(tmp_path, evaluation=False), run) is None
 

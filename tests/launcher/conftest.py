@@ -14,7 +14,7 @@ from towline.launcher.experiment_file import ExperimentFile, read_experiment
 from towline.launcher.preflight import Findings, preflight
 from towline.launcher.run import make_run
 from towline.launcher.tokenized_prompts import NUM_RENDERED, Tokenized
-from towline.storage.checkpoints import mark_complete
+from towline.storage.checkpoints import TrainingState, checkpoint_path, mark_complete
 from towline.storage.ledger import ScoreSheet, seal_scores, seal_shard
 from towline.storage.metrics import append_jsonl
 from towline.storage.records import (
@@ -175,11 +175,19 @@ def run(project: Project) -> RunDirectory:
         right = sum(totals)
         row = {"version": version, "accuracy": right / 2, "low": 0.0, "high": 0.9, "num_prompts": 2, "num_failed": 0}
         append_jsonl(run.evaluations, row | {"seconds": 1.0})
-    mark_complete(run.checkpoints, 3, {"step": 3})
+    keep_checkpoint(run, 3)
     run.logs(0).mkdir(parents=True)
     run.write_state(status="done", attempt=0, pid=os.getpid(), host=os.uname().nodename, started=100.0, ended=190.0,
                     fault=None, next_step=3)  # fmt: skip
     return run
+
+
+def keep_checkpoint(run: RunDirectory, step: int) -> None:
+    """A whole one, without weights."""
+    state = TrainingState(step=step, wave=0, branch=0, version=step, stream_digest="", seed=0, data="", reference="",
+                          kl_beta=0.04, ranks=1, zero_stage=2, precision="float32", optimizer={})  # fmt: skip
+    checkpoint_path(run.checkpoints, step).mkdir(parents=True)
+    mark_complete(run.checkpoints, step, state, {})
 
 
 def metrics_row(step: int) -> dict[str, float]:

@@ -25,9 +25,11 @@ def options_of(verb: argparse.ArgumentParser) -> list[str]:
 def test_verbs_and_their_options_are_frozen() -> None:
     assert {name: options_of(verb) for name, verb in verbs().items()} == {
         "run": ["-h", "-o", "file"],
+        "resume": ["--root", "-h", "-o", "run"],
         "check": ["-h", "-o", "file"],
         "status": ["--root", "-h", "run"],
         "samples": ["--failed", "--num", "--root", "--step", "--tokens", "-h", "run"],
+        "ledger": ["--root", "-h", "run"],
         "replay": ["--root", "--step", "-h", "run"],
     }
 

@@ -40,8 +40,10 @@ def test_a_stop_by_the_user_exits_with_3_and_says_what_is_kept(
 ) -> None:
     start_nothing(monkeypatch, lambda run: Outcome(status="stopped", next_step=2))
     assert command(["run", str(project.file), "-o", "run.name=mine"]) == 3
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"stopped at step 2 with checkpoint 2 kept; the run's folder is {project.runs / 'mine'}"
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "stopped at step 2 with checkpoint 2 kept",
+        f"next      towline resume {project.runs / 'mine'}",
+    ]
 
 
 def test_a_finished_run_exits_with_0(project, monkeypatch: pytest.MonkeyPatch) -> None:

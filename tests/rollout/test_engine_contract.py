@@ -1,5 +1,6 @@
 """What every engine promises, shown of each implementation. vLLM is started once for the module, on the tiny model."""
 
+import dataclasses
 import itertools
 import os
 import random
@@ -8,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,8 @@ MODEL = Path(__file__).parents[2] / "models" / "tiny-sort"
 VOCABULARY = 49
 MAX_SEQUENCES = 4
 PROMPT = [5, 9, 2, 14, 30, 7]
+LONG_PROMPT = 20 * PROMPT
+"""Shorter ones than a block of the KV cache are never found in it."""
 NAMES = itertools.count()
 
 
@@ -73,6 +77,10 @@ def make_request(seed: int = 0, *, max_tokens: int = 12, stop: tuple[int, ...] =
     )
 
 
+def long_request(seed: int) -> GenerationRequest:
+    return dataclasses.replace(make_request(seed), prompt_token_ids=LONG_PROMPT)
+
+
 def drain(engine: Engine) -> dict[str, Generated]:
     finished: list[Generated] = []
     deadline = time.monotonic() + 60
@@ -99,6 +107,51 @@ def test_the_same_seed_gives_the_same_tokens_and_the_same_bits_of_logprobs(engin
     first, again = (generate(engine, make_request(3))[0] for _ in range(2))
     assert first.token_ids == again.token_ids
     assert first.logprobs == again.logprobs
+
+
+def test_after_a_reset_of_the_cache_the_same_seeds_give_the_same_bits_whatever_came_before(engine: Engine):
+    def both() -> list[Generated]:
+        return generate(engine, long_request(3), long_request(4))
+
+    engine.reset_cache()
+    first = both()
+    both()  # finds the prompt's keys and values in the cache
+    engine.score(LONG_PROMPT[:-1])
+    engine.reset_cache()
+    again = both()
+    assert [one.token_ids for one in first] == [one.token_ids for one in again]
+    assert [one.logprobs for one in first] == [one.logprobs for one in again]
+
+
+def test_nothing_is_found_in_a_cache_that_was_reset(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    inner: Any = getattr(engine, "_engine", None)
+    if inner is None:
+        pytest.skip("the scripted engine has no cache")
+    cached: dict[str, int] = {}
+    step = inner.step
+
+    def recording() -> Any:
+        outputs = step()
+        cached.update({output.request_id: output.num_cached_tokens for output in outputs})
+        return outputs
+
+    monkeypatch.setattr(inner, "step", recording)
+    engine.reset_cache()
+    requests = [long_request(seed) for seed in range(3)]
+    generate(engine, requests[0])
+    generate(engine, requests[1])
+    engine.reset_cache()
+    generate(engine, requests[2])
+    first, found, after_reset = (cached[request.request_id] for request in requests)
+    assert (first, after_reset) == (0, 0)
+    assert found > 0
+
+
+def test_a_reset_of_the_cache_leaves_the_version_alone(engine: Engine):
+    before = engine.version
+    engine.reset_cache()
+    engine.reset_cache()
+    assert (engine.version, engine.num_unfinished) == (before, 0)
 
 
 def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(engine: Engine):

@@ -1,0 +1,208 @@
+"""What a live run adds to the training loop: engines to publish to, evaluations, metrics, lineage, checkpoints."""
+
+import math
+import os
+
+import numpy as np
+import torch.distributed as dist
+
+from towline.jobs.agreement import Agreement
+from towline.jobs.held_out import HeldOut
+from towline.jobs.probe import Probe, probe_tokens
+from towline.jobs.role import Role
+from towline.jobs.rollout_role import PROBE_TOKENS
+from towline.jobs.trainer_rollouts import LiveRollouts
+from towline.jobs.training_state import training_state
+from towline.jobs.weight_sync import Publisher
+from towline.jobs.work import Workload, evaluation_work, training_work
+from towline.storage.checkpoints import checkpoint_path
+from towline.storage.errors import CheckpointError
+from towline.storage.ledger import read_shard, sealed_chunks, sealed_steps
+from towline.storage.lineage import Lineage, fits
+from towline.storage.metrics import MetricsWriter
+from towline.storage.set_aside import set_aside
+from towline.trainer import grpo
+from towline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from towline.trainer.deepspeed_engine import DeepSpeedEngine
+from towline.trainer.packing import TokenSequence, pack
+
+PERTURBATION = 0.1
+"""Size of the start's large step, in standard deviations of each weight: it moves log-probs by a nat or two."""
+
+
+class LiveTrainer:
+    """
+    Args:
+        resume_step: the checkpoint to go on from; None starts with the model folder's weights.
+    """
+
+    def __init__(self, role: Role, engine: DeepSpeedEngine, resume_step: int | None) -> None:
+        self.role, self.engine, self.resume_step = role, engine, resume_step
+        experiment = role.experiment
+        both_float32 = experiment.trainer.precision == experiment.rollout.precision == "float32"
+        self.first_step = resume_step or 0
+        self.is_first_rank = dist.get_rank() == 0
+        self.lineage = Lineage.open(role.run, role.attempt)
+        self.training = training_work(experiment, role.run)
+        evaluation = evaluation_work(experiment, role.run)
+        # A scripted engine answers from its script, whatever weights it is sent.
+        self.probe = Probe(is_float32=both_float32) if experiment.rollout.engine == "vllm" else None
+        self.publisher = Publisher(
+            store=role.store,
+            engine=engine,
+            num_engines=experiment.local.engines,
+            wire_dtype="float32" if both_float32 else "bfloat16",
+            timeout_s=experiment.run.sync_timeout_s,
+            on_wait=lambda: role.heartbeat.beat("publish"),
+            settle=self._settle,
+            meanwhile=self._note_own_logprobs,
+            backend=os.environ["TOWLINE_TRANSFER_BACKEND"],
+            attempt=role.attempt,
+        )
+        self.version = self.first_step
+        agreement = Agreement(role, lambda: self.publisher.has_lost_every_engine, self._publish)
+        self.rollouts = LiveRollouts(role, self.training, agreement, self.lineage)
+        self.held_out = HeldOut(role, evaluation, agreement) if evaluation else None
+        self.metrics = (
+            MetricsWriter(role.run.metrics, role.run.tensorboard, first_step=self.first_step)
+            if self.is_first_rank
+            else None
+        )
+        self.saved: int | None = resume_step
+
+    def start(self) -> None:
+        """Go on from the checkpoint, if there is one, and prove that the engines compute with what they are sent.
+
+        The proof is a step too large to overlook, there and back.
+        """
+        limits = self.engine.policy.model.config
+        length = min(PROBE_TOKENS, getattr(limits, "max_position_embeddings", PROBE_TOKENS + 1) - 1)
+        tokens = probe_tokens(limits.vocab_size, length)
+        self._probe_batch = pack([TokenSequence(token_ids=np.array(tokens), num_prompt_tokens=1)])
+        self._note_own_logprobs()
+        if self.is_first_rank:
+            self.role.store.set("probe_tokens", tokens)
+            engines = self._loaded_probes()
+            if self.probe is not None:
+                self.probe.calibrate(engines, self._own)
+        saved = None
+        if self.resume_step is not None:
+            self.role.heartbeat.beat("load")
+            present = training_state(self.role.experiment, self.training, step=self.resume_step)
+            saved = load_checkpoint(
+                self.engine,
+                self.role.run.checkpoints,
+                self.resume_step,
+                present,
+                on_progress=lambda: self.role.heartbeat.beat("load"),
+            )
+            self.lineage.continue_from(saved.branch)
+        self._note_own_logprobs()
+        with self.engine.perturbed(seed=self.role.experiment.seed, size=PERTURBATION):
+            self._publish(is_trial=True)
+        self._publish(must_conclude=True)
+        if saved is not None and self.is_first_rank and saved.stream_digest not in ("", self.publisher.digest):
+            raise CheckpointError(
+                f"checkpoint {self.resume_step}: the policy that was loaded is not the one that was saved (weight "
+                f"stream {self.publisher.digest[:12]}…, saved {saved.stream_digest[:12]}…). Go on from an earlier one: "
+                f"move {checkpoint_path(self.role.run.checkpoints, self.version)} away."
+            )
+
+    def publish(self, version: int) -> grpo.Metrics:
+        self.version = version
+        return self._publish()
+
+    def _publish(self, *, is_trial: bool = False, must_conclude: bool = False) -> grpo.Metrics:
+        """Bring the present weights to the engines and judge, on rank 0, whether they compute with them."""
+        previous = self._own
+        engines = self.publisher.publish(self.version, is_trial=is_trial)
+        if not self.is_first_rank:
+            return {}
+        metrics = {"seconds/probe": self.publisher.probe_s}
+        if self.probe is not None:
+            must_conclude = must_conclude or is_trial
+            metrics |= self.probe.judge(self.version, engines, self._own, previous, must_conclude=must_conclude)
+        return metrics
+
+    def finish_step(self, step: int, metrics: grpo.Metrics) -> None:
+        if self.metrics is not None:
+            self.metrics.write(step, metrics | self.rollouts.metrics)
+        experiment = self.role.experiment
+        if (step + 1) % experiment.trainer.checkpoint_every == 0:
+            self._save(step + 1)
+        if step + 1 < experiment.steps:
+            self.evaluate_if_due(step + 1)
+
+    def evaluate_if_due(self, version: int) -> None:
+        """Before the first step, and every so many steps."""
+        every = self.role.experiment.evaluation.every if self.role.experiment.evaluation else None
+        if version == 0 or (every is not None and version % every == 0):
+            self._evaluate(version)
+
+    def close(self, next_step: int) -> None:
+        """Leave a checkpoint, judge the last version unless stopped, and let the engines go."""
+        if next_step != self.saved:
+            self._save(next_step)
+        is_done = next_step == self.role.experiment.steps
+        if is_done:
+            self._evaluate(next_step)
+        if self.metrics is not None:
+            self.metrics.close()
+            self.role.store.set("finished", {"status": "done" if is_done else "stopped", "step": next_step})
+
+    def _evaluate(self, version: int) -> None:
+        if self.held_out is not None:
+            self.held_out.evaluate(version)
+
+    def _save(self, step: int) -> None:
+        self.role.heartbeat.beat("checkpoint")
+        save_checkpoint(
+            self.engine,
+            self.role.run.checkpoints,
+            training_state(
+                self.role.experiment,
+                self.training,
+                step=step,
+                branch=self.lineage.branch,
+                stream_digest=self.publisher.digest,
+            ),
+            model_folder=self.role.experiment.model_folder,
+            keep=self.role.experiment.trainer.keep_checkpoints,
+            on_progress=lambda: self.role.heartbeat.beat("checkpoint"),
+        )
+        self.saved = step
+
+    def _settle(self, version: int, digest: str) -> int:
+        """Note which weights the version has, and set aside what was generated by others that had its name."""
+        if self.lineage.settle(version, digest):
+            print(f"version {version} has other weights than before: branch {self.lineage.branch} begins", flush=True)
+            self._set_aside_misfits(self.training, version)
+            if self.held_out is not None:
+                self._set_aside_misfits(self.held_out.work, version)
+        return self.lineage.branch
+
+    def _set_aside_misfits(self, work: Workload, first_step: int) -> None:
+        for step in sealed_steps(work.folder):
+            for path in sealed_chunks(work.folder, step) if step >= first_step else ():
+                reason = fits(
+                    self.lineage,
+                    read_shard(path).origin,
+                    sampling_hash=work.sampling_hash,
+                    max_staleness=self.role.experiment.rollout.max_staleness if work is self.training else 0,
+                )
+                if reason is not None:
+                    set_aside(self.role.run, path, reason, self.role.attempt)
+
+    def _loaded_probes(self) -> list[list[float]]:
+        """Each engine's answer with the weights it read itself, once all are there."""
+        return [
+            self.role.store.wait(f"engine/{number}", math.inf, lambda: self.role.heartbeat.beat("wait for engines"))[
+                "probe"
+            ]
+            for number in range(self.publisher.num_engines)
+        ]
+
+    def _note_own_logprobs(self) -> None:
+        """Of the probe text at temperature 1, as the engines answer."""
+        with self.engine.policy.at_temperature(1.0):
+            self._own = self.engine.evaluate(self._probe_batch).cpu().numpy()

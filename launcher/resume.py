@@ -1,0 +1,75 @@
+"""`towline resume`: go on with a run where it stopped, with the same experiment or with harmless changes to it."""
+
+from typing import Any, cast
+
+from rich.console import Console
+
+from towline.jobs.experiment import ExperimentConfig, override_experiment
+from towline.launcher.environment import describe_environment
+from towline.launcher.preflight import machine_problems, raise_problems
+from towline.launcher.run import carry_out, refuse_login_node
+from towline.storage.errors import InputError, RunFolderError
+from towline.storage.run_directory import RunDirectory, is_locked, write_json
+
+PARTS = {
+    "run.name": "the folder",
+    "run.root": "the folder",
+    "objective": "the objective",
+    "seed": "the seed of prompts and sampling",
+    "policy": "policy and reference",
+    "data": "the data cursor",
+    "rollout.prompts_per_step": "the data cursor",
+    "rollout.precision": "the weight stream",
+    "trainer.kl_beta": "the KL coefficient",
+    "trainer.zero_stage": "the optimiser state",
+    "trainer.precision": "the optimiser state",
+    "trainer.adam_betas": "the optimiser state",
+    "trainer.weight_decay": "the optimiser state",
+}
+"""What a run is: fields that a resume may not change, and what would be lost or reset by it."""
+
+
+def resume_run(run: RunDirectory, overrides: tuple[str, ...]) -> int:
+    """Carry out one more attempt.
+
+    Raises:
+        InputError: the run is in use, nothing is left to do, or a change would reset a part of it; nothing was started.
+        RunFault: a process of the run failed.
+    """
+    refuse_login_node(run.root, verb="resume")
+    if is_locked(run):  # its processes read the experiment whenever they start again
+        raise RunFolderError(f"run folder {run.root} is in use by another supervisor. Nothing was changed.")
+    before = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = override_experiment(before, overrides)
+    _refuse_resets(run, before, experiment)
+    state = run.read_state()
+    if state.get("status") == "done" and experiment.steps <= state["next_step"]:
+        raise InputError(
+            f"{run.root.name} is done: {state['next_step']} of {experiment.steps} steps. To train on, give it more: "
+            f"towline resume {run.root} -o steps={2 * experiment.steps}"
+        )
+    raise_problems(machine_problems(experiment))
+    if experiment != before:
+        write_json(run.config, experiment.model_dump(mode="json"))
+    write_json(run.environment, describe_environment(overrides))
+    console = Console(highlight=False)
+    return carry_out(run, experiment, console)
+
+
+def _refuse_resets(run: RunDirectory, before: ExperimentConfig, after: ExperimentConfig) -> None:
+    old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
+    for name in sorted(old.keys() | new.keys()):
+        part = next((PARTS[key] for key in PARTS if name == key or name.startswith(f"{key}.")), None)
+        if part is not None and old.get(name) != new.get(name):
+            raise InputError(
+                f"{run.root.name} cannot go on with {name} = {new.get(name)}: {part} would not be that of the run, "
+                f"which has {old.get(name)}. Leave it, or start a new run. Nothing was started."
+            )
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(cast(dict[str, Any], inner), f"{name}.") if isinstance(inner, dict) else {name: inner}
+    return flat
