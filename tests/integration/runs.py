@@ -1,12 +1,15 @@
-"""Start `towline run` as a user does, and look at it from outside."""
+"""Start `towline run` as a user does, look at it from outside, and do it harm."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -19,17 +22,22 @@ STARTED_WITHIN_S = 180.0
 class LiveRun:
     """A run in a process of its own, with its folder under `root`."""
 
-    def __init__(self, root: Path, *overrides: str) -> None:
-        options = [f"run.root={root}", "run.name=live", "rollout.prompts_per_step=8", *overrides]
-        command = [sys.executable, "-m", "towline.launcher.cli", "run", str(EXPERIMENT)]
-        self.folder = root / "live"
-        self.output = root / "output.txt"
-        with self.output.open("w") as output:
-            self._popen = subprocess.Popen(
-                [*command, *(part for option in options for part in ("-o", option))],
+    def __init__(self, root: Path, *overrides: str, experiment: Path = EXPERIMENT) -> None:
+        self.root, self.folder, self.output = root, root / "live", root / "output.txt"
+        self._start("run", str(experiment), f"run.root={root}", "run.name=live", *overrides)
+
+    def resume(self, *overrides: str) -> None:
+        """Go on in another process; the output of the first is kept before it."""
+        self._start("resume", str(self.folder), *overrides)
+
+    def _start(self, verb: str, what: str, *overrides: str) -> None:
+        command = [sys.executable, "-m", "towline.launcher.cli", verb, what]
+        with self.output.open("a") as output:
+            self.process = subprocess.Popen(
+                [*command, *(part for option in overrides for part in ("-o", option))],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=root,
+                cwd=self.root,
                 env=os.environ | {"TOWLINE_ALLOW_LOGIN": "1"},
                 start_new_session=True,
             )
@@ -37,54 +45,91 @@ class LiveRun:
     def wait_until(self, is_so: Callable[[], object], what: str, limit_s: float = STARTED_WITHIN_S) -> None:
         deadline = time.monotonic() + limit_s
         while not is_so():
-            assert self._popen.poll() is None, f"ended while waiting for {what}:\n{self.text}"
+            assert self.process.poll() is None, f"ended while waiting for {what}:\n{self.text}"
             assert time.monotonic() < deadline, f"no {what} within {limit_s} s:\n{self.text}"
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def wait(self, limit_s: float) -> int:
-        """Exit code, once every process of the run is gone."""
+        """Exit code of the command."""
         try:
-            return self._popen.wait(timeout=limit_s)
+            return self.process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"still running after {limit_s} s:\n{self.text}") from None
 
-    def signal(self, number: int) -> None:
-        self._popen.send_signal(number)
+    def wait_until_gone(self, limit_s: float) -> None:
+        """Until no process of the run is left."""
+        deadline = time.monotonic() + limit_s
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"left after {limit_s} s: {[one.cmdline() for one in left]}"
+            time.sleep(0.1)
 
     def kill(self) -> None:
         for process in self.processes():
             process.kill()
-        self._popen.kill()
-        self._popen.wait()
+        self.process.kill()
+        self.process.wait()
 
     @property
     def text(self) -> str:
         return self.output.read_text()
 
     @property
-    def rows(self) -> list[dict]:
+    def rows(self) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    @property
+    def state(self) -> dict[str, Any]:
+        return json.loads((self.folder / "state.json").read_text())
+
     def processes(self) -> list[psutil.Process]:
         """Processes of this run, found by its folder in their environment."""
-        mine = f"TOWLINE_RUN={self.folder}"
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if mine.split("=")[1] == process.environ().get("TOWLINE_RUN"):
-                    found.append(process)
-            except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue
-        return found
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
 
-    def find(self, module: str, rank: int | None = None) -> psutil.Process:
-        """The process that runs a role's module (not its launcher), of a rank where there are several."""
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("TOWLINE_RUN") == str(self.folder)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            return False
+
+    def find(self, name: str) -> psutil.Process:
+        """A process by the name it has in logs and messages, such as "trainer.1", "store" or "supervisor"."""
+        if name == "supervisor":
+            return psutil.Process(self.process.pid)
+        if name == "store":
+            children = psutil.Process(self.process.pid).children()
+            return next(child for child in children if "towline.jobs.store_process" in child.cmdline())
+        role, _, number = name.partition(".")
         for process in self.processes():
-            command = process.cmdline()
-            if command[1:4] != ["-P", "-m", f"towline.jobs.{module}"]:
+            try:
+                command, environment = process.cmdline(), process.environ()
+            except psutil.NoSuchProcess:
                 continue
-            if rank is None or process.environ().get("OMPI_COMM_WORLD_RANK") == str(rank):
-                return process
-        raise AssertionError(f"no process runs {module}")
+            if command[1:4] != ["-P", "-m", f"towline.jobs.{role}_role"]:  # not its launcher
+                continue
+            if role == "trainer" and environment.get("OMPI_COMM_WORLD_RANK") != number:
+                continue
+            if role == "rollout" and command[4] != number:
+                continue
+            return process
+        raise AssertionError(f"no process is {name}")
+
+    @contextmanager
+    def stopped(self, name: str) -> Iterator[psutil.Process]:
+        """Inside the block the process does not move."""
+        process = self.find(name)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield process
+        finally:
+            if process.is_running():
+                process.send_signal(signal.SIGCONT)
+
+    def store(self) -> Any:
+        """A client of the run's control store, as one of its processes would have it."""
+        from towline.jobs.control_store import ControlStore
+
+        environment = self.find("scorer.0").environ()
+        key = bytes.fromhex((self.folder / "store.key").read_text())
+        return ControlStore(environment["TOWLINE_STORE"], key, int(environment["TOWLINE_ATTEMPT"]), 10.0)

@@ -1,0 +1,41 @@
+"""A run that nothing happens to; and no test of whole runs leaves anything on the machine."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from integration.fault_runs import EXPERIMENT
+from integration.runs import LiveRun
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = LiveRun(tmp_path_factory.mktemp("undisturbed"), experiment=EXPERIMENT)
+    assert run.wait(200) == 0, run.text
+    return run.folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Neither a process that was started in a folder of the tests, nor a shared-memory segment."""
+    folder = tmp_path_factory.getbasetemp()
+    before = set(os.listdir(SHARED_MEMORY)), set(_processes_in(folder))
+    yield
+    assert set(os.listdir(SHARED_MEMORY)) <= before[0]
+    assert set(_processes_in(folder)) <= before[1]
+
+
+def _processes_in(folder: Path) -> list[int]:
+    found: list[int] = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()).is_relative_to(folder):
+                found.append(process.pid)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found

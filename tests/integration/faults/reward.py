@@ -1,0 +1,2 @@
+def length(completion: str, answer: str) -> float:
+    return float(len(completion) % 5)

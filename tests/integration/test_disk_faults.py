@@ -1,0 +1,122 @@
+"""What is on disk may be damaged or run full: nothing sealed is lost, nothing damaged is read, and a resume mends it.
+
+As in the fault matrix the trainer is real, the engine is scripted, and the bits in the end are those of a run that
+nothing happened to.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.bits import differences
+from integration.fault_runs import begun, held
+from integration.runs import MODEL, LiveRun
+from towline.storage.checkpoints import complete_steps, verify_files
+from towline.storage.run_directory import RunDirectory
+from towline.storage.set_aside import list_aside
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not MODEL.is_dir(), reason="models/tiny-sort is missing: run env/setup.sh"),
+]
+DISK_BYTES = 160 * 2**20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "towline", place], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("a file system of its own can be mounted by root only")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def fill(disk: Path, *, leave_bytes: int) -> Path:
+    """A file that takes all space but so much."""
+    filler = disk / "filler"
+    status = os.statvfs(disk)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - leave_bytes)
+    return filler
+
+
+@pytest.mark.parametrize(("leave_bytes", "full_while"), [(4096, "sealing"), (3 * 2**20, "checkpointing")])
+def test_a_full_disk_ends_the_run_with_all_that_was_sealed_and_it_goes_on_when_there_is_room(
+    undisturbed: Path, disk: Path, leave_bytes: int, full_while: str
+):
+    with begun(disk) as run:
+        with held(run, "training"):
+            before = {path: path.read_bytes() for path in (run.folder / "rollouts").rglob("chunk-*.h5")}
+            kept = complete_steps(run.folder / "checkpoints")
+            filler = fill(disk, leave_bytes=leave_bytes)
+        assert run.wait(90) in (1, 3), run.text
+        run.wait_until_gone(5)
+        assert "No space left" in run.text or "no space" in run.text.lower(), run.text
+        assert {path: path.read_bytes() for path in before} == before
+        for step in kept[-1:]:
+            assert verify_files(run.folder / "checkpoints", step) == []
+        filler.unlink()
+        run.resume()
+        assert run.wait(200) == 0, run.text
+        assert differences(undisturbed, run.folder) == []
+        assert not list(run.folder.rglob(".*.tmp"))
+
+
+def test_damaged_shards_are_set_aside_and_generated_again(undisturbed: Path, tmp_path: Path):
+    with begun(tmp_path) as run:
+        run.wait_until(lambda: len(run.rows) >= 4, "fourth step")
+        run.find("trainer.0").send_signal(signal.SIGKILL)
+        run.wait(60)
+        checkpoint = complete_steps(run.folder / "checkpoints")[-1]
+        step = run.folder / "rollouts" / f"step-{checkpoint:06d}" / "wave-0"
+        if not step.is_dir():  # the fault came before any shard of the step: then there is nothing to damage
+            pytest.skip("no shard after the checkpoint")
+        flipped, truncated = step / "chunk-000.h5", step / "chunk-001.h5"
+        _flip(flipped)
+        truncated.write_bytes(truncated.read_bytes()[:-100])
+        run.resume()
+        assert run.wait(200) == 0, run.text
+        aside = list_aside(RunDirectory(run.folder))
+        assert {one.path for one in aside} >= {str(path.relative_to(run.folder)) for path in (flipped, truncated)}
+        assert run.text.count("is set aside") >= 2
+        assert differences(undisturbed, run.folder) == []
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_files_name(tmp_path: Path):
+    with begun(tmp_path) as run:
+        run.find("trainer.0").send_signal(signal.SIGKILL)
+        assert run.wait(60) == 3
+        newest = complete_steps(run.folder / "checkpoints")[-1]
+        states = sorted((run.folder / "checkpoints" / f"step-{newest:06d}" / "engine").glob("*optim_states.pt"))
+        _flip(states[0])
+        run.resume()
+        assert run.wait(120) == 3, run.text
+        assert states[0].name in run.text
+
+
+def test_another_number_of_ranks_goes_on_and_says_that_bits_may_differ(undisturbed: Path, tmp_path: Path):
+    with begun(tmp_path) as run:
+        run.find("trainer.0").send_signal(signal.SIGKILL)
+        assert run.wait(60) == 3
+        run.resume("local.trainer_ranks=1")
+        assert run.wait(200) == 0, run.text
+        logs = "".join(path.read_text() for path in (run.folder / "logs" / "attempt-1").glob("trainer.*.log"))
+        assert "bits may differ" in logs + run.text
+        theirs = LiveRun.__new__(LiveRun)
+        theirs.folder = undisturbed
+        for mine, other in zip(run.rows, theirs.rows, strict=True):
+            assert mine["loss/policy"] == pytest.approx(other["loss/policy"], abs=2e-4)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
