@@ -33,6 +33,8 @@ class Leases:
     held: list[str] = field(default_factory=list[str])
 
     def take(self, name: str) -> bool:
+        if name in self.held:
+            return False  # still at work on it, though it was given back for us: we were taken for dead
         standing = self.store.get(name)
         if standing is not None and standing["holder"] is not None:
             return False

@@ -184,7 +184,7 @@ class _Supervisor:
         for lease in given_up:
             give_up(self._run, self.store, lease, self.attempt.number)
             self._tell(f"{lease} was lost three times and is given up: its groups count as lost")
-        return ", ".join(free)
+        return ", ".join(lease.removeprefix("lease/") for lease in free)
 
     def _end_refused_engines(self) -> None:
         for member in self.members:
@@ -285,7 +285,8 @@ class _Supervisor:
         faults = killed + [fault for fault in recorded if fault.life == lives.get(fault.process, 0)]
         ended = next((member for member in self.members if member.poll()), None)
         if not faults and ended is not None:
-            what = f"ended with code {ended.poll()}; its log's last lines: {_tail(ended.spec.log)}"
+            tail = _tail(ended.spec.log)
+            what = f"ended with code {ended.poll()}{tail and f'; the last lines of its log: {tail}'}"
             faults = [Fault(process=ended.name, what=what, log=str(ended.spec.log))]
         return faults
 

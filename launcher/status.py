@@ -44,6 +44,8 @@ def status_lines(run: RunDirectory, *, now: float) -> Iterator[str]:
     yield _kept_line(run, rows, now)
     if word == "FAILED" and state.get("fault"):
         yield str(state["fault"])
+    if word in ("STOPPED", "LOST"):
+        yield f"next: towline resume {shown(run.root)}"
 
 
 def _word(run: RunDirectory, state: dict[str, Any]) -> str:
@@ -67,7 +69,7 @@ def _lost_lines(run: RunDirectory, state: dict[str, Any]) -> Iterator[str]:
         f"  its supervisor (process {state.get('pid')} on {state.get('host')}) is gone without a word: killed, out of "
         "memory, or the machine was started again"
     )
-    yield f"  look at {shown(run.logs(state.get('attempt', 0)))}, and with `ps` for processes that it left behind"
+    yield f"  look at {shown(run.logs(state.get('attempt', 0)))}; a resume ends the processes it left on that host"
     yield f"  kept: {'no checkpoint' if kept is None else f'checkpoint {kept}'} and every sealed shard"
 
 

@@ -284,7 +284,8 @@ def _together(folder: Path, step: int) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for a full disk
         free = shutil.disk_usage(folder).free if folder.is_dir() else 0
-        problem = f"rank {dist.get_rank()}: {error} ({free} bytes free)"
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]  # torch adds its C++ frames
+        problem = f"rank {dist.get_rank()}, where {free} bytes are free: {first_line}"
     problems = [text for text in _gather(problem) if text is not None]
     if not problems:
         return

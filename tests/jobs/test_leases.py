@@ -41,6 +41,14 @@ def test_leases_of_a_dead_engine_can_be_taken_by_another(store):
     assert not dead.take("a")
 
 
+def test_a_silent_engine_does_not_take_again_what_it_is_still_at_work_on(store):
+    silent, other = Leases(store, "rollout.0", 0), Leases(store, "rollout.1", 0)
+    silent.take("a")
+    free_leases(store, "rollout.0", 0)
+    assert not silent.take("a"), "its requests are in the engine already"
+    assert other.take("a")
+
+
 def test_what_was_sealed_is_not_given_back(store):
     dead = Leases(store, "rollout.0", 0)
     dead.take("a")

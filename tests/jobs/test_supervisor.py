@@ -165,7 +165,7 @@ def test_an_engine_that_ends_is_started_again_alone(world: World, attempt):
     world.scripts["rollout.0"] = lambda life: world.engine(0, life, until=lives.get(life, lambda: False))
     assert attempt(engines=2).status == "done"
     assert world.started == ["trainer/0", "rollout.0/0", "rollout.1/0", "scorer.0/0", "rollout.0/1"]
-    assert world.events == ["rollout.0: ended with code 1; its log's last lines: ; it starts again in 1 s (1 of 3)"]
+    assert world.events == ["rollout.0: ended with code 1; it starts again in 1 s (1 of 3)"]
     assert world.store.get("gone/rollout.0") == 0
     assert world.ended == []
     assert "rollout.0: ended" in world.run.log(0, "supervisor").read_text()
@@ -268,7 +268,7 @@ def test_leases_of_a_dead_engine_are_free_for_others(world: World, attempt):
     world.scripts["rollout.0"] = engine
     attempt(engines=2)
     assert world.store.get(LEASE) == {"holder": None, "lost": 1}
-    assert world.events[0].endswith(f"it starts again in 1 s (1 of 3), {LEASE} is free for others")
+    assert world.events[0].endswith(f"it starts again in 1 s (1 of 3), rollouts/{CHUNK} is free for others")
 
 
 def test_a_chunk_lost_three_times_is_sealed_without_groups_and_announced(world: World, attempt):
@@ -307,7 +307,7 @@ def test_what_a_silent_engine_holds_is_taken_over_whether_it_loaded_fast_or_not(
     world.scripts["rollout.0"] = standing_later(world, load_s=load_s)
     attempt(engines=2, lease_s=10.0)
     assert [event.partition(" for ")[0] for event in world.events] == ["rollout.0 made no progress"]
-    assert world.events[0].endswith(f"others take over {LEASE}")
+    assert world.events[0].endswith(f"others take over rollouts/{CHUNK}")
     assert world.store.get(LEASE) == {"holder": None, "lost": 1}
     assert world.ended == []
 
@@ -326,7 +326,7 @@ def test_an_engine_that_stands_beyond_the_limit_is_ended_and_started_again(world
     assert world.started[-1] == "rollout.0/1"
     assert world.events[0].startswith("rollout.0 does not answer at all")
     assert "rollout.0 does not answer at all" in (world.run.logs(0) / "stall.log").read_text()
-    assert LEASE in world.events[1]
+    assert f"rollouts/{CHUNK}" in world.events[1]
 
 
 def test_a_trainer_that_stands_still_ends_the_run(world: World, attempt):

@@ -41,6 +41,13 @@ def test_a_run_whose_supervisor_died_is_lost(run: RunDirectory) -> None:
     assert text.startswith("small-1  LOST")
     assert f"its supervisor (process {gone.pid} on {os.uname().nodename}) is gone" in text
     assert "kept: checkpoint 3 and every sealed shard" in text
+    assert text.endswith("small-1")
+    assert "next: towline resume" in text
+
+
+def test_a_stopped_run_says_how_it_goes_on(run: RunDirectory) -> None:
+    run.write_state(status="stopped")
+    assert list(status_lines(run, now=200.0))[-1].startswith("next: towline resume ")
 
 
 def test_a_running_run_that_nobody_holds_is_lost_even_if_its_number_lives_again(run: RunDirectory) -> None:

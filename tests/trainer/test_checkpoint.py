@@ -271,7 +271,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_whole_and_is_reported_on_ever
     for rank in (0, 1):
         values = found.values("load", 2, f"full-zero{stage}", rank)
         assert f"small/zero{stage}/step-000002 could not be written" in values["message"]
-        assert "bytes free" in values["message"]
+        assert "bytes are free" in values["message"]
         assert values["complete"] == [1]
         assert values["folders"] == ["step-000001"]
         assert values["problems"] == []
