@@ -3,9 +3,13 @@
 import json
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from towline.jobs.member import Member
+from towline.storage.checkpoints import newest_step
+from towline.storage.errors import RunFault
 from towline.storage.run_directory import RunDirectory
 
 _KILLED_RANK = re.compile(r"process rank (\d+) with PID (\d+) on node (\S+) exited on\s+signal (\d+)")
@@ -41,6 +45,52 @@ def killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launc
     return None
 
 
+def first_faults(run: RunDirectory, attempt: int, members: Sequence[Member], store_code: int | None) -> list[Fault]:
+    """All faults, first one first. A process killed from outside comes before the errors that its peers then met.
+
+    Args:
+        store_code: exit code of the control store, None while it runs.
+    """
+    recorded = recorded_faults(run, attempt)
+    named = {(fault.process, fault.life) for fault in recorded}
+    ended = [(member, code) for member in members if (code := member.poll())]
+    killed = [
+        fault
+        for member, code in ended
+        if (fault := killed_fault(run, attempt, member.name, code, member.spec.log)) is not None
+        and (fault.process, member.life) not in named
+    ]
+    if store_code is not None:
+        log = str(run.log(attempt, "store"))
+        killed.insert(0, Fault(process="store", what=f"ended with code {store_code}", log=log))
+    # Faults of earlier lives were survived.
+    lives = {member.name: member.life for member in members}
+    faults = killed + [fault for fault in recorded if fault.life == lives.get(fault.process, 0)]
+    if faults or not ended:
+        return faults
+    member, code = ended[0]
+    tail = _tail(member.spec.log)
+    what = f"ended with code {code}{tail and f'; the last lines of its log: {tail}'}"
+    return [Fault(process=member.name, what=what, log=str(member.spec.log))]
+
+
+def run_fault(run: RunDirectory, faults: Sequence[Fault], *, can_resume: bool) -> RunFault:
+    """What the user reads: who was first, its traceback and log, what is kept, what to type."""
+    first = faults[0]
+    kept = newest_step(run.checkpoints)
+    lines = [
+        f"{run.root.name} FAILED: {first.process}: {first.what}",
+        *(f"    {line}" for line in first.traceback.strip().splitlines()[-6:]),
+        f"  log     {first.log}",
+        f"  kept    {'no checkpoint' if kept is None else f'checkpoint {kept}'}; nothing sealed was lost",
+    ]
+    if len(faults) > 1:
+        lines.append(f"  after   {', '.join(fault.process for fault in faults[1:])} (see faults/ beside the logs)")
+    if can_resume:
+        lines.append(f"  next    towline resume {run.root}")
+    return RunFault("\n".join(lines), checkpoint_kept=kept is not None)
+
+
 def recorded_faults(run: RunDirectory, attempt: int) -> list[Fault]:
     """Faults that processes wrote themselves, earliest first."""
     rows = [json.loads(path.read_text()) for path in run.faults(attempt).glob("*.json")]
@@ -68,3 +118,7 @@ def _signal_name(number: int) -> str:
     except ValueError:
         return f"signal {number}"
     return f"{name} (out of memory, or kill -9)" if name == "SIGKILL" else name
+
+
+def _tail(log: Path) -> str:
+    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:]) if log.is_file() else ""

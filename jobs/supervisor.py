@@ -6,13 +6,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from towline.jobs.experiment import ExperimentConfig
-from towline.jobs.first_fault import Fault, killed_fault, recorded_faults
+from towline.jobs.first_fault import Fault, first_faults, run_fault
 from towline.jobs.launch import Launcher, LocalLauncher
 from towline.jobs.leases import free_leases
 from towline.jobs.lost_chunks import give_up
@@ -22,7 +23,6 @@ from towline.jobs.resume import prepare_resume
 from towline.jobs.stall_report import ask_for_stacks, write_stall_report
 from towline.jobs.standstill import Standstill, Watch
 from towline.jobs.store_handle import StoreHandle
-from towline.storage.checkpoints import newest_step
 from towline.storage.errors import RunFault, StoreError, TowlineError
 from towline.storage.run_directory import RunDirectory, RunLock, read_jsonl
 
@@ -80,17 +80,18 @@ def supervise(
             run.write_state(status="running", attempt=number, pid=os.getpid(), host=socket.gethostname(),
                             started=time.time(), ended=None, fault=None)  # fmt: skip
         store = StoreHandle(bytes.fromhex(run.key.read_text()), number, run.log(number, "store"))
-        supervisor = _Supervisor(attempt, observer, launcher or LocalLauncher(), store)
-        try:
-            outcome = supervisor.run_attempt()
-        except TowlineError as fault:
-            if not is_replay:
-                with contextlib.suppress(OSError):  # the disk may be full, and the fault itself must be read
-                    run.write_state(status="failed", ended=time.time(), fault=str(fault))
-            raise
-        finally:
-            supervisor.end_all()
-            store.close()
+        with _stop_signals() as stops:
+            supervisor = _Supervisor(attempt, observer, launcher or LocalLauncher(), store, stops)
+            try:
+                outcome = supervisor.run_attempt()
+            except TowlineError as fault:
+                if not is_replay:
+                    with contextlib.suppress(OSError):  # the disk may be full, and the fault itself must be read
+                        run.write_state(status="failed", ended=time.time(), fault=str(fault))
+                raise
+            finally:
+                supervisor.end_all()
+                store.close()
         if not is_replay:
             run.write_state(status=outcome.status, ended=time.time(), next_step=outcome.next_step)
         return outcome
@@ -102,36 +103,39 @@ class _Supervisor:
     observer: Observer
     launcher: Launcher
     store: StoreHandle
+    stops: list[int]
+    """Signals received so far."""
     members: list[Member] = field(default_factory=list[Member])
     watch: Watch = field(init=False)
-    _shown: dict[str, int] = field(default_factory=dict[str, int])
+    _shown: dict[Path, int] = field(default_factory=dict[Path, int])
+    """Rows of each file that the observer has been told."""
+    _sizes: dict[Path, int] = field(default_factory=dict[Path, int])
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.attempt.experiment.run.stall_s)
         # An attempt tells what it does, not what the earlier ones did.
-        self._shown = {str(path): len(read_jsonl(path)) for path in (self._run.metrics, self._run.evaluations)}
+        self._shown = {path: len(read_jsonl(path)) for path in (self._run.metrics, self._run.evaluations)}
 
     def run_attempt(self) -> Outcome:
         self.members = [Member(spec, self.launcher) for spec in self.attempt.processes(self.store.address)]
-        with _stop_signals() as stops:
-            next_look = 0.0
-            while True:
-                for member in self.members:
-                    member.start_if_due()
-                try:
-                    if stops:
-                        self._pass_on_stop(stops)
-                    if (now := time.monotonic()) >= next_look:
-                        self._look()
-                        next_look = now + 1.0
-                    outcome = self._ended()
-                except StoreError as error:
-                    time.sleep(SETTLE_S)
-                    raise self._fault([Fault(process="store", what=str(error), log=self._log("store"))]) from error
-                if outcome is not None:
-                    self._show_rows()
-                    return outcome
-                time.sleep(POLL_S)
+        next_look = 0.0
+        while True:
+            for member in self.members:
+                member.start_if_due()
+            try:
+                if self.stops:
+                    self._pass_on_stop()
+                if (now := time.monotonic()) >= next_look:
+                    self._look()
+                    next_look = now + 1.0
+                outcome = self._ended()
+            except StoreError as error:
+                time.sleep(SETTLE_S)
+                raise self._fault([Fault(process="store", what=str(error), log=self._log("store"))]) from error
+            if outcome is not None:
+                self._show_rows()
+                return outcome
+            time.sleep(POLL_S)
 
     def end_all(self) -> None:
         for member in reversed(self.members):
@@ -141,11 +145,11 @@ class _Supervisor:
     def _run(self) -> RunDirectory:
         return self.attempt.run
 
-    def _pass_on_stop(self, stops: list[int]) -> None:
-        if len(stops) > 2:
+    def _pass_on_stop(self) -> None:
+        if len(self.stops) > 2:
             raise self._fault([Fault(process="supervisor", what="interrupted three times", log=str(self._run.root))])
         if self.store.get("stop") is None:
-            self.store.set("stop", {"signal": stops[0]})
+            self.store.set("stop", {"signal": self.stops[0]})
             self._run.write_state(status="stopping")
 
     def _look(self) -> None:
@@ -223,10 +227,7 @@ class _Supervisor:
             if self._may_restart(member):
                 self._restart(member)
                 continue
-            if code == 0:
-                what = "ended before the run was finished, without an error"
-                raise self._fault([Fault(process=member.name, what=what, log=self._log(member.name))])
-            raise self._fault(self._faults())
+            raise self._fault(self._faults() or [_ended_early(member)])
         if finished is not None and not any(
             member.is_running and codes[member.name] is None for member in self.members
         ):
@@ -247,8 +248,7 @@ class _Supervisor:
         return engines | others
 
     def _restart(self, member: Member) -> None:
-        first = next(iter(self._faults_of(member)), None)
-        what = first.what if first is not None else f"ended with code {member.poll()}"
+        what = next(fault.what for fault in [*self._faults(), _ended_early(member)] if fault.process == member.name)
         member.end(0.0)
         self.store.set(f"gone/{member.name}", member.life)
         chunks = self._free_leases(member)
@@ -266,66 +266,34 @@ class _Supervisor:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def _faults(self) -> list[Fault]:
-        """First fault first. A process killed from outside comes before the errors that its peers then met."""
-        number = self.attempt.number
-        recorded = recorded_faults(self._run, number)
-        named = {(fault.process, fault.life) for fault in recorded}
-        lives = {member.name: member.life for member in self.members}
-        killed = [
-            fault
-            for member in self.members
-            if (code := member.poll())
-            and (fault := killed_fault(self._run, number, member.name, code, member.spec.log)) is not None
-            and (fault.process, member.life) not in named
-        ]
-        if self.store.poll() is not None:
-            what = f"ended with code {self.store.poll()}"
-            killed.insert(0, Fault(process="store", what=what, log=self._log("store")))
-        # Those of earlier lives were survived.
-        faults = killed + [fault for fault in recorded if fault.life == lives.get(fault.process, 0)]
-        ended = next((member for member in self.members if member.poll()), None)
-        if not faults and ended is not None:
-            tail = _tail(ended.spec.log)
-            what = f"ended with code {ended.poll()}{tail and f'; the last lines of its log: {tail}'}"
-            faults = [Fault(process=ended.name, what=what, log=str(ended.spec.log))]
-        return faults
-
-    def _faults_of(self, member: Member) -> list[Fault]:
-        return [fault for fault in self._faults() if fault.process == member.name]
+        return first_faults(self._run, self.attempt.number, self.members, self.store.poll())
 
     def _fault(self, faults: list[Fault]) -> RunFault:
-        first = faults[0]
-        kept = newest_step(self._run.checkpoints)
-        lines = [
-            f"{self._run.root.name} FAILED: {first.process}: {first.what}",
-            *(f"    {line}" for line in first.traceback.strip().splitlines()[-6:]),
-            f"  log     {first.log}",
-            f"  kept    {'no checkpoint' if kept is None else f'checkpoint {kept}'}; nothing sealed was lost",
-        ]
-        if len(faults) > 1:
-            lines.append(f"  after   {', '.join(fault.process for fault in faults[1:])} (see faults/ beside the logs)")
-        if self.attempt.replay_step is None:
-            lines.append(f"  next    towline resume {self._run.root}")
-        return RunFault("\n".join(lines), checkpoint_kept=kept is not None)
+        return run_fault(self._run, faults, can_resume=self.attempt.replay_step is None)
 
     def _log(self, process: str) -> str:
         return str(self._run.log(self.attempt.number, process))
 
-    def _show(self, show: Any, path: Any) -> None:
+    def _show(self, show: Callable[[dict[str, Any]], None], path: Path) -> None:
+        size = path.stat().st_size if path.is_file() else 0
+        if size == self._sizes.get(path):
+            return
+        self._sizes[path] = size
         rows = read_jsonl(path)
-        for row in rows[self._shown.get(str(path), 0) :]:
+        for row in rows[self._shown.get(path, 0) :]:
             show(row)
-        self._shown[str(path)] = len(rows)
+        self._shown[path] = len(rows)
+
+
+def _ended_early(member: Member) -> Fault:
+    what = f"ended with code {member.poll()} before the run was finished"
+    return Fault(process=member.name, what=what, log=str(member.spec.log))
 
 
 def _next_attempt(run: RunDirectory) -> int:
     attempt = run.attempts
     run.logs(attempt).mkdir(parents=True)
     return attempt
-
-
-def _tail(log: Any) -> str:
-    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:]) if log.is_file() else ""
 
 
 @contextmanager

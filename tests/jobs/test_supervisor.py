@@ -185,7 +185,7 @@ def test_an_engine_that_ends_without_an_error_while_there_is_work_is_started_aga
     )
     world.store.set("engine/0", {"life": 0, "probe": []})
     assert attempt().status == "done"
-    assert world.events == ["rollout.0: ended with code 0; it starts again in 1 s (1 of 3)"]
+    assert world.events == ["rollout.0: ended with code 0 before the run was finished; it starts again in 1 s (1 of 3)"]
 
 
 def test_its_own_account_of_the_error_is_told(world: World, attempt):
@@ -231,7 +231,7 @@ def test_the_end_of_the_trainer_is_that_of_the_run(world: World, attempt):
 
 def test_a_trainer_that_ends_too_early_without_an_error_is_a_fault(world: World, attempt):
     world.scripts["trainer"] = lambda life: world.works("trainer.0", life, until=world.after(5), code=0)
-    assert "trainer: ended before the run was finished, without an error" in failure(attempt)
+    assert "trainer: ended with code 0 before the run was finished" in failure(attempt)
 
 
 def test_a_store_that_ends_ends_the_run(world: World, attempt):
