@@ -113,7 +113,7 @@ class Publisher:
         if not members:
             return {}
         try:
-            self._form(members)
+            self._form(members, version)
             branch = self._stream(version, is_trial=is_trial)
         except _HopelessError:
             raise
@@ -152,7 +152,7 @@ class Publisher:
             self.store.set(f"form/{self._serial}", {"members": []})
         return members
 
-    def _form(self, members: dict[int, int]) -> None:
+    def _form(self, members: dict[int, int], version: int) -> None:
         """Tell the members their group: the one they have, or a new one that forms now."""
         is_new = self._group is None or members != self._members
         size = 1 + len(members) * self.workers_per_engine
@@ -173,7 +173,12 @@ class Publisher:
         if is_new:
             own = Membership(store=self.store.address, prefix=prefix, rank=0, size=size, backend=self.backend)
             self._group = None
-            self._group = TransferGroup(own, on_wait=self._wait_for_members)
+            try:
+                self._group = TransferGroup(own, on_wait=self._wait_for_members)
+            except TransferError:
+                # The other ranks are on their way through the gathers, and would wait there for this one.
+                publish_weights(self.engine, version, sender=None, wire_dtype=self.wire_dtype, timeout_s=self.timeout_s)
+                raise
 
     def _stream(self, version: int, *, is_trial: bool) -> int | None:
         """Send the weights; return their branch once every member has received what was sent, None if one has not."""

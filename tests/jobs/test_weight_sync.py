@@ -40,6 +40,7 @@ class Trainer:
             "norm.weight": torch.ones(4),
             "big.weight": torch.full((300, 500), 0.25),
         }
+        self.num_gathered = 0
 
     def tensors(self) -> list[TensorMeta]:
         return [
@@ -48,6 +49,7 @@ class Trainer:
 
     @contextmanager
     def gathered(self, indices: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+        self.num_gathered += len(indices)
         yield [list(self.weights.values())[index] for index in indices]
 
 
@@ -393,6 +395,27 @@ def test_an_engine_that_ends_while_it_joins_holds_nobody_up_for_long(fleet: Flee
     fleet.start(1, DyingEngine(noise_script(32)))
     assert len(fleet.publisher().publish(3)) == 1
     assert serving.version == 3
+
+
+def test_the_gathers_are_walked_though_the_group_does_not_form(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+    """The other ranks are on their way through them, and would hang there."""
+    from towline.jobs import weight_sync
+
+    forming = [0]
+    form = weight_sync.TransferGroup
+
+    def fail_once(*arguments: Any, **options: Any) -> Any:
+        forming[0] += 1
+        if forming[0] == 1:
+            raise TransferError("a member did not come")
+        return form(*arguments, **options)
+
+    monkeypatch.setattr(weight_sync, "TransferGroup", fail_once)
+    monkeypatch.setattr(TransferGroup.__init__, "__defaults__", (1.0, lambda: None))
+    fleet.start(0)
+    assert len(fleet.publisher(num_engines=1).publish(1)) == 1
+    assert forming[0] == 2
+    assert fleet.trainer.num_gathered == 2 * len(fleet.trainer.weights)
 
 
 def test_a_publication_that_nobody_takes_up_is_given_up_at_last(fleet: Fleet):
