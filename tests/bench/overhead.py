@@ -2,8 +2,9 @@
 
     python tests/bench/overhead.py [--check] [--steps N]
 
-Runs the demonstration's experiment and takes the time from one row of metrics to the next as a step, so that everything
-counts that happens in between. --check exits 1 above the bar.
+Runs the demonstration's experiment and takes the time from one row of metrics to the next as a step, so that
+everything counts that happens in between. Other is what no part accounts for; it is below zero where parts overlap, as
+when engines begin to generate while the trainer still ends its publication. --check exits 1 above the bar.
 """
 
 import argparse
