@@ -3,7 +3,7 @@
 #
 #   bash env/test.sh           all tests that need neither a Slurm cluster nor a GPU
 #   bash env/test.sh --fast    without those marked slow: no engine, no trainer, no whole run
-#   bash env/test.sh --all     with those for Slurm and GPUs where this machine has them
+#   bash env/test.sh --all     with every case of the fault matrix, and those for Slurm and GPUs where this machine has them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
