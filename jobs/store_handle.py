@@ -35,6 +35,7 @@ class StoreHandle:
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name="store-answers", daemon=True)
         self._reader.start()
+        self._is_silent = False
         try:
             self.address = self._answer(START_TIMEOUT_S).strip()
         except StoreError:
@@ -67,7 +68,7 @@ class StoreHandle:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=0 if self._is_silent else 5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -86,6 +87,7 @@ class StoreHandle:
         try:
             line = self._answers.get(timeout=timeout_s)
         except queue.Empty:
+            self._is_silent = True
             raise StoreError(f"the control store's process is silent for {timeout_s:g} s.") from None
         if not line:
             raise StoreError(f"the control store's process ended with code {self._process.wait(timeout=5)}.")

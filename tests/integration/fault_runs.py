@@ -15,6 +15,8 @@ from integration.runs import ROOT, LiveRun
 EXPERIMENT = ROOT / "tests" / "integration" / "faults" / "faults.toml"
 STALL_S = 8.0
 """run.stall_s of the experiment."""
+NUM_STEPS = 20
+"""Its steps."""
 HELD_BY = {"generating": "scorer.0", "training": "trainer.1", "publishing": "rollout.0"}
 
 

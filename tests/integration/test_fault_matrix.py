@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from integration.bits import differences
-from integration.fault_runs import HELD_BY, STALL_S, begun, held
+from integration.fault_runs import HELD_BY, NUM_STEPS, STALL_S, begun, held
 from integration.runs import MODEL, LiveRun
 
 pytestmark = [
@@ -87,7 +87,7 @@ def _without_supervisor(run: LiveRun, number: signal.Signals) -> None:
         run.wait_until_gone(ENDED_WITHIN_S)
         return
     try:
-        run.wait_until(lambda: len(run.rows) == 30, "last step, without a supervisor", 90)
+        run.wait_until(lambda: len(run.rows) == NUM_STEPS, "last step, without a supervisor", 90)
     finally:
         run.process.send_signal(signal.SIGCONT)
     assert run.wait(60) == 0, run.text
