@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from towline.jobs.member import Member
 from towline.storage.checkpoints import newest_step
@@ -45,13 +46,20 @@ def killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launc
     return None
 
 
-def first_faults(run: RunDirectory, attempt: int, members: Sequence[Member], store_code: int | None) -> list[Fault]:
+def first_faults(
+    run: RunDirectory,
+    attempt: int,
+    members: Sequence[Member],
+    store_code: int | None,
+    told: Sequence[dict[str, Any]] = (),
+) -> list[Fault]:
     """All faults, first one first. A process killed from outside comes before the errors that its peers then met.
 
     Args:
+        told: faults that processes could not write to the run folder.
         store_code: exit code of the control store, None while it runs.
     """
-    recorded = recorded_faults(run, attempt)
+    recorded = recorded_faults(run, attempt, told)
     named = {(fault.process, fault.life) for fault in recorded}
     ended = [(member, code) for member in members if (code := member.poll())]
     killed = [
@@ -91,9 +99,9 @@ def run_fault(run: RunDirectory, faults: Sequence[Fault], *, can_resume: bool) -
     return RunFault("\n".join(lines), checkpoint_kept=kept is not None)
 
 
-def recorded_faults(run: RunDirectory, attempt: int) -> list[Fault]:
-    """Faults that processes wrote themselves, earliest first."""
-    rows = [json.loads(path.read_text()) for path in run.faults(attempt).glob("*.json")]
+def recorded_faults(run: RunDirectory, attempt: int, told: Sequence[dict[str, Any]] = ()) -> list[Fault]:
+    """Faults that processes wrote themselves or told, earliest first."""
+    rows = [*(json.loads(path.read_text()) for path in run.faults(attempt).glob("*.json")), *told]
     return [
         Fault(
             process=row["process"],

@@ -25,16 +25,18 @@ class HeldOut:
     def evaluate(self, version: int) -> None:
         """Judge the version that the engines have now. Every rank waits, so that the weights stay as they are."""
         began = time.monotonic()
-        if dist.get_rank() == 0:
+        is_first = dist.get_rank() == 0
+        is_known = is_first and any(row["version"] == version for row in read_jsonl(self.role.run.evaluations))
+        if is_first and not is_known:
             self.role.store.set("evaluate", {"version": version})
-        if self.agreement.wait("evaluate", lambda: self._decide(version)) == "write" and dist.get_rank() == 0:
+        # An earlier attempt may have judged it.
+        decision = self.agreement.wait("evaluate", lambda: "known" if is_known else self._decide(version))
+        if decision == "write" and is_first:
             scores = [score for scored in read_step(self.work, version).groups for score in scored.scores]
             row = accuracy_row(version, scores)
             append_jsonl(self.role.run.evaluations, {**row, "seconds": time.monotonic() - began})
 
     def _decide(self, version: int) -> str | None:
-        if any(row["version"] == version for row in read_jsonl(self.role.run.evaluations)):
-            return "known"  # by an earlier attempt
         if self.role.is_stopping:
             return "stop"
         scored = (self.role.store.get(f"{self.work.name}/scored/{chunk}") for chunk, _ in self.work.chunks(version))

@@ -1,5 +1,6 @@
 """What every process of a run does around its own work: find the run, log, beat, and leave its fault on disk."""
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from towline.jobs.control_store import ControlStore
 from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.heartbeat import Heartbeat
+from towline.storage.errors import StoreError
 from towline.storage.run_directory import RunDirectory, write_json
 
 
@@ -53,21 +55,23 @@ def run_role(process: str, body: Callable[[Role], None]) -> None:
     _write_to(log)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     code = 0
+    store: ControlStore | None = None
     try:
         key = bytes.fromhex(run.key.read_text())
         address = os.environ["TOWLINE_STORE"]
+        store = ControlStore(address, key, attempt)
         role = Role(
             process=process,
             life=life,
             run=run,
             attempt=attempt,
             experiment=ExperimentConfig.model_validate_json(run.config.read_text()),
-            store=ControlStore(address, key, attempt),
+            store=store,
             heartbeat=Heartbeat(address, key, attempt, process, life),
         )
         body(role)
     except BaseException as error:  # the process's own boundary: whatever ended it is recorded
-        _record_fault(run, attempt, process, life, log, error)
+        _record_fault(run, attempt, process, life, log, error, store)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -86,7 +90,15 @@ def _write_to(log: Path) -> None:
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _record_fault(run: RunDirectory, attempt: int, process: str, life: int, log: Path, error: BaseException) -> None:
+def _record_fault(
+    run: RunDirectory,
+    attempt: int,
+    process: str,
+    life: int,
+    log: Path,
+    error: BaseException,
+    store: ControlStore | None,
+) -> None:
     when = time.time()
     text = "".join(traceback.format_exception(error))
     print(text, file=sys.stderr, flush=True)
@@ -103,5 +115,9 @@ def _record_fault(run: RunDirectory, attempt: int, process: str, life: int, log:
     }
     try:
         write_json(run.faults(attempt) / f"{process}.{life}.json", fault)
-    except OSError as full:  # no space left: the log's end has it, and so has the supervisor's pipe
+    except OSError as full:
+        # No space left, for the log neither: the supervisor hears of it in another way, or nobody would.
         print(json.dumps({**fault, "could_not_write": str(full)}), file=sys.stderr, flush=True)
+        if store is not None:
+            with contextlib.suppress(StoreError):
+                store.set(f"fault/{process}", fault)

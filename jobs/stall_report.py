@@ -5,7 +5,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,22 @@ _STACKS_WITHIN_S = 1.0
 _COLLECTIVE = re.compile(r'File ".*(?:torch/distributed|deepspeed/comm)/.*", line \d+ in (\w+)')
 
 
-def ask_for_stacks(beats: Mapping[str, Any]) -> dict[str, int]:
-    """Let every process on this host write its stacks to its log; return where each log ended before, in bytes."""
+def ask_for_stacks(beats: Mapping[str, Any], log: Callable[[str], Path]) -> dict[str, int]:
+    """Let every process on this host write its stacks to its log; return where each log ended before, in bytes.
+
+    Args:
+        log: of a process, by its name.
+    """
     asked: dict[str, int] = {}
     for name, beat in beats.items():
         if beat["host"] != socket.gethostname():
             continue
+        end = log(name).stat().st_size if log(name).is_file() else 0
         try:
             os.kill(beat["pid"], signal.SIGUSR1)
         except ProcessLookupError:
             continue
-        asked[name] = beat["pid"]
+        asked[name] = end
     time.sleep(_STACKS_WITHIN_S)
     return asked
 
@@ -44,19 +49,19 @@ def write_stall_report(
 def _lines(culprit: Standstill, beats: Mapping[str, Any], asked: Mapping[str, int], attempt: Attempt) -> Iterator[str]:
     yield f"{time.strftime('%Y-%m-%d %H:%M:%S')} {culprit.process} {culprit}"
     yield ""
+    stacks = {name: _stack_after(attempt.run.log(attempt.number, name), end) for name, end in asked.items()}
     for name, beat in beats.items():
-        stack = _last_stack(attempt.run.log(attempt.number, name)) if name in asked else []
-        collective = next((match[1] for line in stack if (match := _COLLECTIVE.search(line))), None)
+        collective = next((match[1] for line in stacks.get(name, []) if (match := _COLLECTIVE.search(line))), None)
         yield (
             f"{name:12} {beat['phase']} since {beat['phase_s']} s   pid {beat['pid']} on {beat['host']}"
             f"{f'   in collective {collective}' if collective else ''}"
         )
     yield ""
     yield from _queues(attempt)
-    for name in asked:
+    for name, stack in stacks.items():
         yield ""
         yield f"stack of {name} (innermost first)"
-        yield from _last_stack(attempt.run.log(attempt.number, name)) or ["  none: it does not answer signals"]
+        yield from stack or ["  none: it does not answer signals"]
     yield ""
 
 
@@ -70,11 +75,12 @@ def _queues(attempt: Attempt) -> Iterator[str]:
             yield f"{folder.name}: step {steps[-1]} has {len(chunks)} sealed chunks, {scored} of them scored"
 
 
-def _last_stack(log: Path) -> list[str]:
-    """The main thread's frames of faulthandler's last dump."""
+def _stack_after(log: Path, end: int) -> list[str]:
+    """The main thread's frames of the last dump that faulthandler wrote after byte `end`: an older one tells of
+    another standstill."""
     if not log.is_file():
         return []
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_bytes()[end:].decode(errors="replace").splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
     if not starts:
         return []

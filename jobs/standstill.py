@@ -7,7 +7,7 @@ from typing import Any
 
 START_LIMIT_S = 600.0
 """Loading a model and forming groups shows no progress for a while."""
-_STARTING = ("start", "join", "load")
+STARTING = ("start", "join", "load")
 _SILENT_S = 4.0
 """A heartbeat comes every second, whatever the process does, as long as it is not stopped."""
 
@@ -80,7 +80,7 @@ class Watch:
             process=name,
             phase=phase,
             stood_s=self.stood_s(name),
-            limit_s=max(self.stall_s, START_LIMIT_S) if phase in _STARTING else self.stall_s,
+            limit_s=max(self.stall_s, START_LIMIT_S) if phase in STARTING else self.stall_s,
             is_silent=time.monotonic() - self._rounds[name].when > _SILENT_S,
         )
 

@@ -21,7 +21,7 @@ from towline.jobs.member import Member
 from towline.jobs.processes import TRAINER, Attempt
 from towline.jobs.resume import prepare_resume
 from towline.jobs.stall_report import ask_for_stacks, write_stall_report
-from towline.jobs.standstill import Standstill, Watch
+from towline.jobs.standstill import STARTING, Standstill, Watch
 from towline.jobs.store_handle import StoreHandle
 from towline.storage.errors import RunFault, StoreError, TowlineError
 from towline.storage.run_directory import RunDirectory, RunLock, read_jsonl
@@ -199,7 +199,7 @@ class _Supervisor:
 
     def _stalled(self, culprit: Standstill) -> None:
         """Ask everybody where they are, then end the one that stood still first, or the run."""
-        asked = ask_for_stacks(self.watch.beats)
+        asked = ask_for_stacks(self.watch.beats, lambda name: self._run.log(self.attempt.number, name))
         report = self._run.logs(self.attempt.number) / "stall.log"
         write_stall_report(report, culprit, self.watch.beats, asked, self.attempt)
         member = next((one for one in self.members if one.name == culprit.process), None)
@@ -244,7 +244,8 @@ class _Supervisor:
         engines = {
             f"rollout.{n}" for n in range(self.attempt.experiment.local.engines) if self.store.get(f"engine/{n}")
         }
-        others = {name for name in ("scorer.0",) if self.store.get(f"heartbeat/{name}")}
+        scorer = self.store.get("heartbeat/scorer.0")
+        others = {"scorer.0"} if scorer is not None and scorer["phase"] != STARTING[0] else set[str]()
         return engines | others
 
     def _restart(self, member: Member) -> None:
@@ -266,7 +267,12 @@ class _Supervisor:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def _faults(self) -> list[Fault]:
-        return first_faults(self._run, self.attempt.number, self.members, self.store.poll())
+        told: list[dict[str, Any]] = []
+        with contextlib.suppress(StoreError):  # it may be the store that failed
+            told += [
+                fault for name in self.attempt.heartbeats if (fault := self.store.get(f"fault/{name}")) is not None
+            ]
+        return first_faults(self._run, self.attempt.number, self.members, self.store.poll(), told)
 
     def _fault(self, faults: list[Fault]) -> RunFault:
         return run_fault(self._run, faults, can_resume=self.attempt.replay_step is None)

@@ -5,7 +5,6 @@ A step folder counts once it holds `complete.json`: the training state, and size
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from towline.storage.errors import CheckpointError, ModelError
+from towline.storage.publish import fsync
 from towline.storage.run_directory import write_json
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -95,7 +95,7 @@ def seal_files(folder: Path, step: int, names: Iterable[str]) -> dict[str, FileR
     path = checkpoint_path(folder, step)
     records: dict[str, FileRecord] = {}
     for name in names:
-        _sync(path / name)
+        fsync(path / name)
         records[name] = FileRecord(bytes=(path / name).stat().st_size, digest=_digest(path / name))
     return records
 
@@ -104,7 +104,7 @@ def mark_complete(folder: Path, step: int, state: TrainingState, files: Mapping[
     """Written last, after every rank has written and sealed its part."""
     path = checkpoint_path(folder, step)
     for place in (*(place for place in path.rglob("*") if place.is_dir()), path, folder):
-        _sync(place)
+        fsync(place)
     write_json(path / _COMPLETE, asdict(_Mark(state=state, files=dict(files))))
 
 
@@ -251,14 +251,6 @@ def _first_complaint(error: ValidationError) -> str:
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _steps(folder: Path) -> list[int]:

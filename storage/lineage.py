@@ -23,6 +23,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from towline.storage.errors import LedgerError
+from towline.storage.publish import fsync
 from towline.storage.records import ShardOrigin
 from towline.storage.run_directory import RunDirectory
 
@@ -211,7 +212,7 @@ class Lineage:
             file.flush()
             os.fsync(file.fileno())
         if is_new:
-            _sync_folder(self._path.parent)
+            fsync(self._path.parent)
         for line in lines:
             self._take(line)
 
@@ -294,11 +295,3 @@ def _shortened(text: bytes) -> str:
 
 def _reason(error: ValueError) -> str:
     return error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

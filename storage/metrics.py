@@ -100,12 +100,12 @@ def cut_rows(path: Path, keeps: Callable[[dict[str, Any]], bool], superseded: Pa
     """Leave the rows that `keeps` wants; the others, of steps that will be trained again, go to the end of another
     file."""
     rows = read_jsonl(path)
-    kept = [row for row in rows if keeps(row)]
-    if len(kept) == len(rows):
+    cut = [row for row in rows if not keeps(row)]
+    if not cut:
         return
-    for row in rows:
-        if row not in kept:
-            append_jsonl(superseded, {"file": path.name, **row})
+    for row in cut:
+        append_jsonl(superseded, {"file": path.name, **row})
+    kept = [row for row in rows if keeps(row)]
     with replace_whole(path) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
 

@@ -21,9 +21,9 @@ def publish_first(final: Path) -> Generator[Path]:
     temporary = _temporary(final)
     try:
         yield temporary
-        _fsync(temporary)
+        fsync(temporary)
         _link(temporary, final)
-        _fsync(final.parent)
+        fsync(final.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -34,9 +34,9 @@ def replace_whole(final: Path) -> Generator[Path]:
     temporary = _temporary(final)
     try:
         yield temporary
-        _fsync(temporary)
+        fsync(temporary)
         os.replace(temporary, final)
-        _fsync(final.parent)
+        fsync(final.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -57,9 +57,9 @@ def move_first(source: Path, final: Path) -> None:
         _rename_folder(source, final)
     else:
         _link(source, final)
-        _fsync(final.parent)
+        fsync(final.parent)
         source.unlink()
-    _fsync(source.parent)
+    fsync(source.parent)
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -99,7 +99,8 @@ def _temporary(final: Path) -> Path:
     return final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Bring a file or the names in a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

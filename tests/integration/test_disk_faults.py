@@ -4,9 +4,9 @@ As in the fault matrix the trainer is real, the engine is scripted, and the bits
 nothing happened to.
 """
 
+import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from integration.bits import differences
 from integration.fault_runs import begun, held
 from integration.runs import MODEL, LiveRun
+from small_disk import small_disk
 from towline.storage.checkpoints import complete_steps, verify_files
 from towline.storage.run_directory import RunDirectory
 from towline.storage.set_aside import list_aside
@@ -29,14 +30,10 @@ DISK_BYTES = 160 * 2**20
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "towline", place], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("a file system of its own can be mounted by root only")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
+    with small_disk(tmp_path / "disk", f"{DISK_BYTES}") as is_mounted:
+        if not is_mounted:
+            pytest.skip("mounting a small file system is refused")
+        yield tmp_path / "disk"
 
 
 def fill(disk: Path, *, leave_bytes: int) -> Path:
@@ -90,12 +87,21 @@ def test_damaged_shards_are_set_aside_and_generated_again(undisturbed: Path, tmp
         assert differences(undisturbed, run.folder) == []
 
 
-def test_a_damaged_checkpoint_is_refused_with_the_files_name(tmp_path: Path):
+def test_a_checkpoint_that_does_not_hold_what_it_says_is_refused(tmp_path: Path):
+    """By the digest of its weights before an engine has them, and by that of a file before any is loaded."""
     with begun(tmp_path) as run:
         run.find("trainer.0").send_signal(signal.SIGKILL)
         assert run.wait(60) == 3
         newest = complete_steps(run.folder / "checkpoints")[-1]
         states = sorted((run.folder / "checkpoints" / f"step-{newest:06d}" / "engine").glob("*optim_states.pt"))
+        mark = run.folder / "checkpoints" / f"step-{newest:06d}" / "complete.json"
+        saved, lineage = mark.read_text(), (run.folder / "lineage.jsonl").read_bytes()
+        mark.write_text(saved.replace(json.loads(saved)["state"]["stream_digest"], "0" * 64))
+        run.resume()
+        assert run.wait(120) == 3, run.text
+        assert "the policy that was loaded is not the one that was saved" in run.text
+        assert (run.folder / "lineage.jsonl").read_bytes() == lineage
+        mark.write_text(saved)
         _flip(states[0])
         run.resume()
         assert run.wait(120) == 3, run.text

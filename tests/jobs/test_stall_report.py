@@ -56,7 +56,7 @@ def test_the_culprit_comes_first_and_everybody_s_phase_follows(attempt: Attempt)
 
 def test_the_newest_stack_is_shown_with_the_collective_it_hangs_in(attempt: Attempt):
     attempt.run.log(0, "trainer.0").write_text(DUMP)
-    text = written(attempt, {"trainer.0": beat(10, "train")}, {"trainer.0": 10})
+    text = written(attempt, {"trainer.0": beat(10, "train")}, {"trainer.0": 0})
     assert "pid 10 on " in text
     assert "   in collective all_reduce" in text
     shown = text[text.index("stack of trainer.0 (innermost first)") :].splitlines()
@@ -64,8 +64,15 @@ def test_the_newest_stack_is_shown_with_the_collective_it_hangs_in(attempt: Atte
     assert "old.py" not in text
 
 
+def test_the_stack_of_an_earlier_standstill_is_not_taken_for_an_answer(attempt: Attempt):
+    attempt.run.log(0, "trainer.0").write_text(DUMP)
+    text = written(attempt, {"trainer.0": beat(10, "train")}, {"trainer.0": len(DUMP)})
+    assert "stack of trainer.0 (innermost first)\n  none: it does not answer signals\n" in text
+    assert "in collective" not in text
+
+
 def test_a_process_that_answers_no_signal_says_so(attempt: Attempt):
-    text = written(attempt, {"trainer.1": beat(11, "train")}, {"trainer.1": 11})
+    text = written(attempt, {"trainer.1": beat(11, "train")}, {"trainer.1": 0})
     assert "stack of trainer.1 (innermost first)\n  none: it does not answer signals\n" in text
     assert "in collective" not in text
 
@@ -105,15 +112,17 @@ def test_only_living_processes_of_this_host_are_asked(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "kill", send)
     beats = {"trainer.0": beat(10, "train"), "rollout.0": beat(20, "generate"), "rollout.1": beat(30, "x", "node-7")}
-    assert ask_for_stacks(beats) == {"trainer.0": 10}
+    (tmp_path / "trainer.0").write_text("12 bytes. ..")
+    assert ask_for_stacks(beats, lambda name: tmp_path / name) == {"trainer.0": 12}
     assert sent == [(10, signal.SIGUSR1)]
 
 
-def test_a_process_that_is_stopped_does_not_hold_up_the_report(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_is_stopped_does_not_hold_up_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(stall_report, "_STACKS_WITHIN_S", 0.0)
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
             process.send_signal(signal.SIGSTOP)
-            assert ask_for_stacks({"rollout.0": beat(process.pid, "generate")}) == {"rollout.0": process.pid}
+            asked = ask_for_stacks({"rollout.0": beat(process.pid, "generate")}, lambda name: tmp_path / name)
+            assert asked == {"rollout.0": 0}
         finally:
             process.kill()

@@ -214,6 +214,29 @@ def test_an_engine_that_always_ends_ends_the_run_by_name_after_its_restarts(worl
     assert world.run.read_state()["status"] == "failed"
 
 
+def test_a_fault_that_could_not_be_written_is_shown_all_the_same(world: World, attempt):
+    def fails(life: int) -> Script:
+        fault = {"process": "trainer.1", "life": 0, "when": 1.0, "error": "CheckpointError", "message": "disk is full"}
+        world.store.set("fault/trainer.0", fault | {"traceback": "", "log": "x"})
+        yield from [None, 1]
+
+    world.scripts["trainer"] = fails
+    assert "FAILED: trainer.1: CheckpointError: disk is full" in failure(attempt)
+
+
+def test_a_scorer_that_fails_in_its_start_is_not_started_again(world: World, attempt):
+    """The user's reward file cannot be loaded: it could not be the next time."""
+
+    def fails(life: int) -> Script:
+        world.beat("scorer.0", life, "start")
+        yield from [None, None, 1]
+
+    world.scripts["scorer.0"] = fails
+    assert "FAILED: scorer.0: ended with code 1" in failure(attempt)
+    assert world.started.count("scorer.0/0") == 1
+    assert "scorer.0/1" not in world.started
+
+
 def test_an_engine_that_never_served_is_not_started_again(world: World, attempt):
     world.scripts["rollout.0"] = lambda life: world.engine(0, life, serves=False, until=world.after(2))
     assert "FAILED: rollout.0" in failure(attempt)

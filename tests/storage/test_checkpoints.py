@@ -1,9 +1,7 @@
 """Which checkpoints count, which stay, what they say of themselves and when they are refused."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from small_disk import small_disk
 from towline.storage.checkpoints import (
     TrainingState,
     checkpoint_path,
@@ -290,18 +289,10 @@ def test_a_folder_without_weights_is_no_model(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small file system needs root")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"mounting is refused: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "256k") as is_mounted:
+        if not is_mounted:
+            pytest.skip("mounting a small file system is refused")
+        yield tmp_path / "disk"
 
 
 def test_a_mark_that_does_not_fit_on_the_disk_leaves_the_step_unmarked(tiny_disk: Path) -> None:

@@ -7,7 +7,6 @@ by a dead writer (case G5-07), SWMR in the old file format (G5-10), and data tha
 
 import dataclasses
 import multiprocessing
-import os
 import pickle
 import re
 import resource
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from small_disk import small_disk
 from towline.storage.errors import LedgerError
 from towline.storage.ledger import (
     ScoreSheet,
@@ -345,19 +345,10 @@ sys.stdin.read()
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB. It goes away afterwards only if nothing on it is still open."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small file system needs root")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"mounting is refused: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "256k") as is_mounted:
+        if not is_mounted:
+            pytest.skip("mounting a small file system is refused")
+        yield tmp_path / "disk"
 
 
 def large_groups() -> tuple[RolloutGroup, ...]:

@@ -286,3 +286,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    # As the roles do: threads of a group that is gone can abort the interpreter while it ends.
+    os._exit(0)

@@ -4,10 +4,8 @@ checkpoint_worker.py saves in one launch for each number of ranks and loads in a
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from launches import wait_for_all
+from small_disk import small_disk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -77,29 +78,8 @@ def launch(phase, num_ranks, folder, address):
 
 
 def run_phase(phase, folder, address):
-    launches = {ranks: launch(phase, ranks, folder, address) for ranks in (1, 2)}
-    deadline = time.monotonic() + LAUNCH_TIMEOUT_S
-    try:
-        for ranks, process in launches.items():
-            code = process.wait(timeout=max(1.0, deadline - time.monotonic()))
-            assert code == 0, (folder / f"{phase}-{ranks}.log").read_text()[-6000:]
-    finally:
-        for process in launches.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-
-def mount_small(folder):
-    """A file system with room for one checkpoint of the tiny model and a half. False where mounting is refused."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        return False
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)]
-    is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    if not is_mounted:
-        folder.rmdir()
-    return is_mounted
+    launches = {folder / f"{phase}-{ranks}.log": launch(phase, ranks, folder, address) for ranks in (1, 2)}
+    wait_for_all(launches, LAUNCH_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +91,13 @@ def found(tmp_path_factory):
     word_tokenizer().save_pretrained(folder / "start-tied")
     (folder / "start-tied" / "generation_config.json").write_text(GENERATION)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    is_mounted = mount_small(folder / "small")
-    try:
+    # Room for one checkpoint of the tiny model and a half.
+    with small_disk(folder / "small", "20m") as is_mounted:
+        if not is_mounted:
+            (folder / "small").rmdir()
         for phase in ("save", "load"):
             run_phase(phase, folder, f"127.0.0.1:{store.port}")
         yield Found(folder)
-    finally:
-        if is_mounted:
-            subprocess.run(["umount", str(folder / "small")], check=True)
 
 
 def case_name(stage, precision, ranks):

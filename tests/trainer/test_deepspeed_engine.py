@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from launches import wait_for_all
 from scored_groups import NAN, completion, score, scored_group
 from towline.storage.records import FinishReason
 
@@ -138,17 +138,8 @@ def found(tmp_path_factory, models, groups):
         model.save_pretrained(folder / name)
     (folder / "groups.pkl").write_bytes(pickle.dumps(groups))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    launches = {ranks: launch(ranks, folder, f"127.0.0.1:{store.port}") for ranks in (1, 2)}
-    deadline = time.monotonic() + LAUNCH_TIMEOUT_S
-    try:
-        for ranks, process in launches.items():
-            code = process.wait(timeout=max(1.0, deadline - time.monotonic()))
-            assert code == 0, (folder / f"ranks-{ranks}.log").read_text()[-6000:]
-    finally:
-        for process in launches.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    launches = {folder / f"ranks-{ranks}.log": launch(ranks, folder, f"127.0.0.1:{store.port}") for ranks in (1, 2)}
+    wait_for_all(launches, LAUNCH_TIMEOUT_S)
     return Found(folder)
 
 
