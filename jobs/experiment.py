@@ -52,6 +52,17 @@ class LocalConfig(StrictModel):
     """CPU threads of each engine."""
 
 
+class NodesConfig(StrictModel):
+    """Used by `towline submit`, ignored by `towline run`."""
+
+    trainer: int = Field(default=1, ge=1)
+    rollout: int = Field(default=1, ge=1)
+    scorer: int = Field(default=0, ge=0)
+    """Nodes that grade; with none the trainer's first node does it."""
+    max_node_hours: float | None = Field(default=None, gt=0)
+    """Of the whole run, all its attempts together; then it stops with a checkpoint."""
+
+
 class ScoringConfig(StrictModel):
     limit_s: float = Field(default=5.0, gt=0)
     """Wall time after which one completion's grading is killed, s."""
@@ -73,6 +84,7 @@ class ExperimentConfig(StrictModel):
     scoring: ScoringConfig = ScoringConfig()
     evaluation: EvaluationConfig | None = None
     local: LocalConfig = LocalConfig()
+    nodes: NodesConfig | None = None
 
     @model_validator(mode="after")
     def _minibatches_divide(self) -> "ExperimentConfig":
@@ -105,6 +117,11 @@ class ExperimentConfig(StrictModel):
         return self
 
     @property
+    def num_scorers(self) -> int:
+        """Scorer processes, each with `local.scorers` workers."""
+        return max(1, self.nodes.scorer) if self.nodes else 1
+
+    @property
     def model_folder(self) -> Path:
         return Path(self.policy.model)
 
@@ -117,9 +134,16 @@ class ExperimentConfig(StrictModel):
 
 
 def load_experiment(
-    path: Path, overrides: tuple[str, ...] = (), variables: dict[str, str] | None = None
+    path: Path,
+    overrides: tuple[str, ...] = (),
+    variables: dict[str, str] | None = None,
+    runs: Path = Path("runs"),
 ) -> ExperimentConfig:
     """Read an experiment file and apply `key.path=value` overrides, values being TOML (a bare word is a string).
+
+    Args:
+        variables: `${NAME}` in paths.
+        runs: run.root where the file says none, relative to the working folder.
 
     Raises:
         ConfigError: every problem of the file, one per line, each with its line number, field and remedy.
@@ -139,6 +163,7 @@ def load_experiment(
     # A path given on the command line is relative to where the command was typed.
     folders = {"folder": path.resolve().parent, "vars": variables or {}}
     try:
+        raw.setdefault("run", {}).setdefault("root", str(runs.resolve()))
         _anchor_overrides(raw, overridden)
         # Through JSON: strict, yet arrays become tuples and strings become paths.
         return ExperimentConfig.model_validate_json(json.dumps(raw, default=str), context=folders)
@@ -183,8 +208,6 @@ _PATH_FIELDS = ("run.root", "policy.model", "data.train", "data.template", "eval
 
 def _anchor_overrides(raw: dict[str, Any], overridden: set[str]) -> None:
     """Make paths from the command line absolute before the file's folder is put in front of relative ones."""
-    if "root" not in raw.setdefault("run", {}):
-        raw["run"]["root"] = str(Path("runs").resolve())
     for key in overridden.intersection(_PATH_FIELDS):
         *tables, name = key.split(".")
         place = raw

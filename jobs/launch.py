@@ -1,4 +1,7 @@
-"""Start the processes of a run. One small interface; here its local implementation (subprocess and mpirun)."""
+"""Start the processes of a run. One small interface; here its local implementation (subprocess and mpirun).
+
+`srun.py` has the other, for a Slurm allocation.
+"""
 
 import contextlib
 import os
@@ -11,16 +14,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import psutil
 
+from towline.jobs.devices import assign_gpus, visible, visible_gpus
 from towline.storage.errors import InputError
 
 _MARK = "TOWLINE_LAUNCH"
 """Environment variable with a value of its own for each process that is started; its tasks inherit it."""
 _FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "SLURM_", "SBATCH_")
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+GroupName = Literal["trainer", "rollout", "scorer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,9 @@ class ProcessSpec:
     module: str
     """Run as `python -P -m MODULE ARGUMENTS`: the working folder is not on the import path."""
     arguments: tuple[str, ...] = ()
+    group: GroupName = "scorer"
+    number: int = 0
+    """Which process of its group; the trainer's ranks are one."""
     num_tasks: int | None = None
     """Ranks of one MPI world; None for a process without MPI."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -46,21 +56,64 @@ class Process(Protocol):
         """Exit code once ended; negative for a signal."""
         ...
 
+    def signal(self, number: int) -> None:
+        """Send it to all of its tasks."""
+        ...
+
     def end(self, grace_s: float) -> None:
         """Ask all of its tasks to end, and kill what is left after `grace_s`. Returns when nothing is left."""
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCommand:
+    """How the control store's process is started."""
+
+    command: tuple[str, ...]
+    host: str
+    """Address by which every process of the run reaches it."""
+    environment: Mapping[str, str]
+
+
 class Launcher(Protocol):
+    @property
+    def transfer_backend(self) -> str:
+        """What weights travel over, "gloo" or "nccl"."""
+        ...
+
+    def store_command(self) -> StoreCommand: ...
+
     def start(self, spec: ProcessSpec) -> Process: ...
+
+    def lost_node(self, spec: ProcessSpec) -> str | None:
+        """The node of a process that cannot be started again because the node is gone."""
+        ...
+
+
+STORE_MODULE = "towline.jobs.store_process"
 
 
 class LocalLauncher:
-    """Every process on this machine; an MPI world under `mpirun`."""
+    """Every process on this machine; an MPI world under `mpirun`.
+
+    Raises:
+        InputError: fewer GPUs than trainer ranks.
+    """
+
+    def __init__(self, *, trainer_ranks: int = 1, engines: int = 1) -> None:
+        self._devices = assign_gpus(visible_gpus(), trainer_ranks=trainer_ranks, engines=engines)
+
+    @property
+    def transfer_backend(self) -> str:
+        return self._devices.transfer_backend
+
+    def store_command(self) -> StoreCommand:
+        command = (sys.executable, "-P", "-m", STORE_MODULE)
+        return StoreCommand(command=command, host="127.0.0.1", environment=os.environ)
 
     def start(self, spec: ProcessSpec) -> "LocalProcess":
         command = [sys.executable, "-P", "-m", spec.module, *spec.arguments]
-        environment = _own_environment() | dict(spec.environment)
+        environment = own_environment() | visible(self._gpus(spec)) | dict(spec.environment)
         if spec.num_tasks is not None:
             environment["TOWLINE_NUM_TASKS"] = str(spec.num_tasks)
             command = [*_mpirun(spec.num_tasks), *command]
@@ -78,6 +131,13 @@ class LocalLauncher:
             )
         return LocalProcess(spec, popen, mark)
 
+    def lost_node(self, spec: ProcessSpec) -> None:
+        """This machine is here."""
+
+    def _gpus(self, spec: ProcessSpec) -> tuple[str, ...]:
+        by_group = {"trainer": (self._devices.trainer,), "rollout": self._devices.engines, "scorer": ()}[spec.group]
+        return by_group[spec.number] if spec.number < len(by_group) else ()
+
 
 class LocalProcess:
     def __init__(self, spec: ProcessSpec, popen: "subprocess.Popen[bytes]", mark: str) -> None:
@@ -87,6 +147,11 @@ class LocalProcess:
 
     def poll(self) -> int | None:
         return self._popen.poll()
+
+    def signal(self, number: int) -> None:
+        for process in self._tasks():
+            if process.pid != self._popen.pid or self.spec.num_tasks is None:
+                _signal(process, number)
 
     def end(self, grace_s: float) -> None:
         tasks = self._tasks()
@@ -134,7 +199,7 @@ def _signal(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
 
 
-def _own_environment() -> dict[str, str]:
+def own_environment() -> dict[str, str]:
     """Ours without what another launcher left in it: a process must not take itself for a rank of that one."""
     return {
         name: value

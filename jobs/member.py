@@ -29,12 +29,15 @@ class Member:
         """An engine has nothing that the trainer does not send again, and a scorer nothing at all."""
         return self.name != TRAINER
 
+    is_retired: bool = False
+    """Its node is gone: it is never started again."""
+
     @property
     def is_running(self) -> bool:
         return self._process is not None
 
     def start_if_due(self) -> None:
-        if self._process is None and time.monotonic() >= self._starts_at:
+        if self._process is None and not self.is_retired and time.monotonic() >= self._starts_at:
             life = {"TOWLINE_LIFE": str(self.life)}
             spec = dataclasses.replace(self.spec, environment={**self.spec.environment, **life})
             self._process = self.launcher.start(spec)
@@ -47,6 +50,14 @@ class Member:
         """Returns when nothing of it is left."""
         if self._process is not None:
             self._process.end(0.0 if self._process.poll() is not None else grace_s)
+
+    def signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.signal(number)
+
+    def retire(self) -> None:
+        """Once the process has ended."""
+        self._process, self.is_retired = None, True
 
     def begin_next_life(self) -> float:
         """Once the process has ended; return the seconds until it is started again."""

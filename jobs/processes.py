@@ -3,9 +3,8 @@
 import dataclasses
 from dataclasses import dataclass
 
-from towline.jobs.devices import assign_gpus, visible, visible_gpus
 from towline.jobs.experiment import ExperimentConfig
-from towline.jobs.launch import ProcessSpec
+from towline.jobs.launch import GroupName, ProcessSpec
 from towline.storage.run_directory import RunDirectory
 
 TRAINER = "trainer"
@@ -27,46 +26,50 @@ class Attempt:
     def heartbeats(self) -> list[str]:
         """Processes that tell how they are, one for each rank of the trainer."""
         ranks = [f"{TRAINER}.{rank}" for rank in range(self.experiment.local.trainer_ranks)]
-        return ranks if self.replay_step is not None else [*ranks, *self._engines, "scorer.0"]
+        return ranks if self.replay_step is not None else [*ranks, *self._engines, *self._scorers]
 
     @property
     def _engines(self) -> list[str]:
         return [f"rollout.{number}" for number in range(self.experiment.local.engines)]
 
-    def processes(self, store_address: str) -> list[ProcessSpec]:
-        """The trainer's ranks are one MPI world; engines and scorer are processes of their own."""
+    @property
+    def _scorers(self) -> list[str]:
+        return [f"scorer.{number}" for number in range(self.experiment.num_scorers)]
+
+    def processes(self, store_address: str, transfer_backend: str) -> list[ProcessSpec]:
+        """The trainer's ranks are one MPI world; engines and scorers are processes of their own."""
         local = self.experiment.local
-        devices = assign_gpus(visible_gpus(), trainer_ranks=local.trainer_ranks, engines=local.engines)
         common = {
             "TOWLINE_RUN": str(self.run.root.resolve()),
             "TOWLINE_ATTEMPT": str(self.number),
             "TOWLINE_STORE": store_address,
-            "TOWLINE_TRANSFER_BACKEND": devices.transfer_backend,
+            "TOWLINE_TRANSFER_BACKEND": transfer_backend,
             # Idle threads that spin take the core from the process that works.
             "OMP_WAIT_POLICY": "passive",
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            # Or torch writes two lines for each half second that somebody waits for a key of the store.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
             # DeepSpeed compiles an optimiser that is not used when it is imported: 3 s of a core.
             "TORCHDYNAMO_DISABLE": "1",
         }
         steps = {"TOWLINE_REPLAY_STEP": self.replay_step, "TOWLINE_RESUME_STEP": self.resume_step}
         common |= {name: str(step) for name, step in steps.items() if step is not None}
 
-        def spec(name: str, module: str, *arguments: str, threads: int = 1, gpus: tuple[str, ...] = ()) -> ProcessSpec:
+        def spec(name: str, group: GroupName, number: int = 0, *, threads: int = 1) -> ProcessSpec:
             return ProcessSpec(
                 name=name,
-                module=f"towline.jobs.{module}",
-                arguments=arguments,
-                environment=common | visible(gpus) | {"OMP_NUM_THREADS": str(threads)},
+                module=f"towline.jobs.{group}_role",
+                group=group,
+                number=number,
+                arguments=() if group == "trainer" else (str(number),),
+                environment=common | {"OMP_NUM_THREADS": str(threads)},
                 log=self.run.log(self.number, f"{name}.launch"),
             )
 
-        ranks = spec(TRAINER, "trainer_role", threads=local.trainer_threads, gpus=devices.trainer)
+        ranks = spec(TRAINER, "trainer", threads=local.trainer_threads)
         trainer = dataclasses.replace(ranks, num_tasks=local.trainer_ranks)
         if self.replay_step is not None:
             return [trainer]
-        engines = [
-            spec(name, "rollout_role", str(number), threads=local.engine_threads, gpus=devices.engines[number])
-            for number, name in enumerate(self._engines)
-        ]
-        return [trainer, *engines, spec("scorer.0", "scorer_role")]
+        engines = [spec(name, "rollout", n, threads=local.engine_threads) for n, name in enumerate(self._engines)]
+        return [trainer, *engines, *(spec(name, "scorer", number) for number, name in enumerate(self._scorers))]

@@ -26,8 +26,14 @@ class World:
 
 
 def find_world() -> World:
-    """Read rank and size from what launched us, and refuse a launcher that made worlds of one out of many tasks."""
+    """Ask what launched us for rank and size, and refuse a launcher that made worlds of one out of many tasks.
+
+    Under srun the variables are Slurm's and say nothing of MPI: there MPI itself is asked, unless the profile does
+    without it.
+    """
     expected = int(os.environ["TOWLINE_NUM_TASKS"])
+    if os.environ.get("TOWLINE_MPI", "none") != "none":
+        return _checked(_mpi_world(), expected)
     for rank, size, local_rank in _RANK_VARIABLES:
         if rank in os.environ and size in os.environ:
             world = World(
@@ -36,6 +42,18 @@ def find_world() -> World:
             break
     else:
         world = World(rank=0, size=1, local_rank=0)
+    return _checked(world, expected)
+
+
+def _mpi_world() -> World:
+    """MPI's own answer. Initialising it also tells the launcher that this rank is up."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    return World(rank=world.rank, size=world.size, local_rank=int(os.environ["SLURM_LOCALID"]))
+
+
+def _checked(world: World, expected: int) -> World:
     if world.size != expected:
         raise TowlineError(
             f"MPI: {expected} tasks were started, but each sees a world of {world.size}. The launcher and the MPI "

@@ -36,12 +36,13 @@ def prepare_resume(
                               folder=work.folder):  # fmt: skip
                 tell(f"{one.path} is set aside: {one.reason}")
     superseded = run.logs(attempt) / "superseded.jsonl"
-    cut_rows(run.metrics, lambda row: row["step"] < first_step, superseded)
+    num_again = cut_rows(run.metrics, lambda row: row["step"] < first_step, superseded)
     cut_rows(run.evaluations, lambda row: row["version"] <= first_step, superseded)
     if checkpoint is None:
         tell("no checkpoint was kept: training begins again with step 0, on the shards that are there")
     else:
-        tell(f"going on from checkpoint {checkpoint}")
+        again = f"; steps trained again after it: {num_again}" if num_again else ""
+        tell(f"going on from checkpoint {checkpoint}{again}")
     return checkpoint
 
 

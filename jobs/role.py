@@ -65,10 +65,13 @@ def run_role(process: str, body: Callable[[Role], None]) -> None:
             life=life,
             run=run,
             attempt=attempt,
-            experiment=ExperimentConfig.model_validate_json(run.config.read_text()),
+            experiment=_experiment(run),
             store=store,
             heartbeat=Heartbeat(address, key, attempt, process, life),
         )
+        if "TOWLINE_JOB" in os.environ:
+            # A preemption's asks for a checkpoint. On one machine it comes from the supervisor, and means the end.
+            role.heartbeat.note_signals(signal.SIGTERM, signal.SIGUSR2)
         body(role)
     except BaseException as error:  # the process's own boundary: whatever ended it is recorded
         _record_fault(run, attempt, process, life, log, error, store)
@@ -77,6 +80,14 @@ def run_role(process: str, body: Callable[[Role], None]) -> None:
     sys.stderr.flush()
     # Without this a dead peer's collectives can keep the interpreter from ending.
     os._exit(code)
+
+
+def _experiment(run: RunDirectory) -> ExperimentConfig:
+    """The run's, with the model where this node has its own copy of it."""
+    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    if (model := os.environ.get("TOWLINE_MODEL")) is None:
+        return experiment
+    return experiment.model_copy(update={"policy": experiment.policy.model_copy(update={"model": model})})
 
 
 def _write_to(log: Path) -> None:

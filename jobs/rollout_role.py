@@ -12,6 +12,7 @@ from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.engine import Engine
 from towline.rollout.sampling import ChunkInFlight, SamplingSettings
 from towline.rollout.tokenizing import PromptTokenizer
+from towline.storage.checkpoints import model_identity
 from towline.storage.ledger import read_shard, seal_shard
 from towline.storage.records import ChunkId, ShardOrigin
 from towline.storage.set_aside import aside_path, note_duplicate
@@ -31,13 +32,14 @@ def serve_run(role: Role, engine_number: int) -> None:
     role.heartbeat.beat("load")
     engine = load_engine(role, context_tokens(role, training, tokenizers[training.name]))
     subscriber = Subscriber(role.store, engine, engine_number, role.heartbeat.beat, role.life)
-    subscriber.introduce()
+    subscriber.introduce(model_identity(role.experiment.model_folder))
     worker = _Worker(role, engine_number, engine, subscriber, training, evaluation, tokenizers)
     while not role.is_finished:
         if not worker.needs_these_weights:
             subscriber.serve()
         worker.lease()
-        if worker.in_flight:
+        # Not with the weights of a trial.
+        if worker.in_flight and subscriber.has_weights:
             role.heartbeat.beat("generate")
             worker.step()
         else:

@@ -1,6 +1,7 @@
 """The scorer: waits for sealed shards, grades their completions in killable workers, seals the scores beside them."""
 
 import contextlib
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +15,11 @@ from towline.storage.set_aside import set_aside
 _IDLE_S = 0.02
 
 
-def score_run(role: Role) -> None:
+def score_run(role: Role, number: int) -> None:
+    """
+    Args:
+        number: which of the scorers this is; each grades its share of a step's chunks.
+    """
     workloads = [
         work for work in (training_work(role.experiment, role.run), evaluation_work(role.experiment, role.run)) if work
     ]
@@ -24,7 +29,10 @@ def score_run(role: Role) -> None:
         while not role.is_finished:
             for work in workloads:
                 for chunk in _due(role, work):
-                    if (work.name, chunk) in done or role.store.get(f"{work.name}/sealed/{chunk}") is None:
+                    is_mine = chunk.chunk % role.experiment.num_scorers == number
+                    if not is_mine or (work.name, chunk) in done:
+                        continue
+                    if role.store.get(f"{work.name}/sealed/{chunk}") is None:
                         continue
                     role.heartbeat.beat("score")
                     score_chunk(role, work, chunk, pools[work.name])
@@ -90,5 +98,10 @@ def _pool(role: Role, work: Workload) -> ScoringPool:
     )
 
 
+def main() -> None:
+    number = int(sys.argv[1])
+    run_role(f"scorer.{number}", lambda role: score_run(role, number))
+
+
 if __name__ == "__main__":
-    run_role("scorer.0", score_run)
+    main()

@@ -17,22 +17,26 @@ _STACKS_WITHIN_S = 1.0
 _COLLECTIVE = re.compile(r'File ".*(?:torch/distributed|deepspeed/comm)/.*", line \d+ in (\w+)')
 
 
-def ask_for_stacks(beats: Mapping[str, Any], log: Callable[[str], Path]) -> dict[str, int]:
-    """Let every process on this host write its stacks to its log; return where each log ended before, in bytes.
+def ask_for_stacks(
+    beats: Mapping[str, Any], log: Callable[[str], Path], elsewhere: Callable[[int], None] = lambda number: None
+) -> dict[str, int]:
+    """Let every process write its stacks to its log; return where each log ended before, in bytes.
 
     Args:
         log: of a process, by its name.
+        elsewhere: sends a signal to the processes that are not on this host.
     """
     asked: dict[str, int] = {}
     for name, beat in beats.items():
-        if beat["host"] != socket.gethostname():
-            continue
         end = log(name).stat().st_size if log(name).is_file() else 0
-        try:
-            os.kill(beat["pid"], signal.SIGUSR1)
-        except ProcessLookupError:
-            continue
+        if beat["host"] == socket.gethostname():
+            try:
+                os.kill(beat["pid"], signal.SIGUSR1)
+            except ProcessLookupError:
+                continue
         asked[name] = end
+    if any(beat["host"] != socket.gethostname() for beat in beats.values()):
+        elsewhere(signal.SIGUSR1)
     time.sleep(_STACKS_WITHIN_S)
     return asked
 

@@ -2,14 +2,14 @@
 
 import contextlib
 import json
-import os
 import queue
 import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+from towline.jobs.launch import StoreCommand
 from towline.jobs.store_values import seal, unseal
 from towline.storage.errors import StoreError
 
@@ -20,12 +20,14 @@ _ANSWER_TIMEOUT_S = 10.0
 class StoreHandle:
     """Starts the store; `address` is host:port. Close ends the store and with it the run's control plane."""
 
-    def __init__(self, key: bytes, attempt: int, log: Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, key: bytes, attempt: int, log: Path, start: StoreCommand) -> None:
         self._key, self._prefix = key, f"attempt-{attempt}/"
+        self.asked = time.time()
+        """When the process was asked for, s since the epoch."""
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "towline.jobs.store_process"],
-                env=os.environ | {"TOWLINE_STORE_HOST": host},
+                start.command,
+                env={**start.environment, "TOWLINE_STORE_HOST": start.host},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -38,6 +40,7 @@ class StoreHandle:
         self._is_silent = False
         try:
             self.address = self._answer(START_TIMEOUT_S).strip()
+            self.ready = time.time()
         except StoreError:
             self.close()
             raise

@@ -35,11 +35,13 @@ def train_run(role: Role, world: World) -> None:
     _seed_everything(role.experiment.seed, is_deterministic=role.experiment.deterministic)
     role.heartbeat.beat("load")
     engine, reference = _load(role)
+    role.heartbeat.beat("loaded")
     if replay_until is not None:
         _replay(role, engine, reference, int(replay_until))
         return
     live = LiveTrainer(role, engine, resume_step=None if resume is None else int(resume))
     live.start()
+    role.heartbeat.beat("ready")
     live.evaluate_if_due(live.first_step)
     role.store.set("start", {"step": live.first_step})
     next_step = _train(

@@ -8,6 +8,9 @@
     outcome/{serial} = commit, branch | again ──► commit: weights applied, caches dropped; probe/{serial}/{engine}
     published/{serial}: its other ranks go on
 
+While the policy is still what lies in the model folder nothing is sent: the trainer writes adopt = version, digest,
+branch, and the engines that loaded the same folder take their own weights for that version.
+
 A serial counts publications, so that the same version can be sent again. Candidates are the engines that have
 announced themselves and that the supervisor has not found dead; who does not acknowledge by the deadline is left out
 and may come back with the next publication. A group is formed anew whenever its members change or it broke. Nothing
@@ -27,7 +30,7 @@ from towline.rollout.engine import Engine
 from towline.rollout.transfer_group import Membership, TransferGroup
 from towline.storage.errors import TransferError
 from towline.storage.weight_stream import JoinRequest
-from towline.trainer.weight_publisher import WeightSource, publish_weights
+from towline.trainer.weight_publisher import WeightSource, publish_weights, weights_digest
 
 MAX_TRIES = 5
 """Sends of one version, each to whoever is left."""
@@ -71,6 +74,34 @@ class Publisher:
     _refusals: dict[int, int] = field(default_factory=dict[int, int])
     _serial: int = -1
 
+    def present_digest(self, version: int) -> str:
+        """Of the stream that `publish` would send now; on rank 0. Every rank calls it."""
+        is_first_rank = dist.get_rank() == 0
+        return weights_digest(self.engine, version, wire_dtype=self.wire_dtype, is_first_rank=is_first_rank)
+
+    def adopt(self, version: int, digest: str, model: str) -> bool:
+        """Instead of `publish`, while engines have the version's weights from the model folder. Every rank calls it.
+
+        Args:
+            digest: of the stream that publishing would send; on rank 0.
+            model: identity of the folder that the trainer loaded.
+
+        Returns:
+            False if some engine loaded another one: then the version must be published.
+        """
+        if dist.get_rank() == 0:
+            announced = self._announced()
+            models = {(self.store.get(f"engine/{number}") or {}).get("model") for number in announced}
+            is_same = models == {model}
+            if is_same:
+                branch = self.settle(version, digest)
+                self.digest, self._members = digest, announced
+                adoption = {"version": version, "digest": digest, "branch": branch, "engines": list(announced.items())}
+                self.store.set("adopt", adoption)
+            self.store.set("adopted", is_same)
+            return is_same
+        return self.store.wait("adopted", math.inf, self.on_wait)
+
     def publish(self, version: int, *, is_trial: bool = False) -> list[list[float]]:
         """Bring the present weights to the engines as `version`; return their probe log-probs (rank 0).
 
@@ -109,7 +140,7 @@ class Publisher:
 
     def _send(self, version: int, *, is_trial: bool) -> dict[int, list[float]]:
         """One try; returns the probes of the engines that took the weights over, none if it must be tried again."""
-        members = self._gather_members(version)
+        members = self._gather_members(version, is_trial=is_trial)
         if not members:
             return {}
         try:
@@ -136,14 +167,14 @@ class Publisher:
             self._group = None
         return probes
 
-    def _gather_members(self, version: int) -> dict[int, int]:
+    def _gather_members(self, version: int, *, is_trial: bool) -> dict[int, int]:
         candidates = self._announced()
         while not candidates:
             self.on_wait()
             time.sleep(0.1)
             candidates = self._announced()
         request = {"serial": self._serial, "version": version, "candidates": list(candidates.items()),
-                   "timeout_s": self.timeout_s}  # fmt: skip
+                   "timeout_s": self.timeout_s, "is_trial": is_trial}  # fmt: skip
         self.store.set("publish", request)
         members = {number: candidates[number] for number in self._collect("ack", candidates)}
         for number in candidates.keys() - members.keys():
@@ -268,16 +299,22 @@ class Subscriber:
     digests: dict[int, str] = field(default_factory=dict[int, str])
     """Version → digest of the stream it came in."""
     has_weights: bool = False
-    """Some version was published to this life; what it read from the folder is not trained any more."""
+    """It has a version of the run, and may generate. A trial is none, nor is what it read from the folder by itself."""
     _serial: int = -1
 
-    def introduce(self) -> None:
-        """Say that the engine is ready, with its answer to the probe under the weights it read from the folder."""
-        self.store.set(f"engine/{self.number}", {"life": self.life, "probe": self._probe()})
+    def introduce(self, model: str = "") -> None:
+        """Say that the engine is ready, with its answer to the probe under the weights it read from the folder.
+
+        Args:
+            model: identity of that folder.
+        """
+        self.store.set(f"engine/{self.number}", {"life": self.life, "probe": self._probe(), "model": model})
 
     def serve(self) -> None:
         """Take part in the publication that is asked for, if there is a new one; else return at once."""
         request = self.store.get("publish")
+        if request is None and not self.has_weights:
+            self._adopt()
         if request is None or request["serial"] == self._serial:
             return
         self._serial = request["serial"]
@@ -292,13 +329,20 @@ class Subscriber:
         outcome = self._wait(f"outcome/{self._serial}")
         if outcome["verdict"] == "commit":
             self.engine.apply(request["version"])
-            self.digests[request["version"]] = digest
-            self.branch, self.has_weights = outcome["branch"], True
+            self.has_weights = not request["is_trial"]
+            if self.has_weights:
+                self.digests[request["version"]], self.branch = digest, outcome["branch"]
             self.beat("probe")
             began = time.monotonic()
             logprobs = self._probe()
             answer = {"logprobs": logprobs, "seconds": time.monotonic() - began}
             self.store.set(f"probe/{self._serial}/{self.number}", answer)
+
+    def _adopt(self) -> None:
+        adoption = self.store.get("adopt")
+        if adoption is not None and [self.number, self.life] in adoption["engines"]:
+            self.digests[adoption["version"]] = adoption["digest"]
+            self.branch, self.has_weights = adoption["branch"], True
 
     def _receive(self, request: dict[str, Any], join: dict[str, Any] | None) -> str:
         """The digest of what arrived, or why nothing did."""

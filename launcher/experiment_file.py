@@ -47,6 +47,11 @@ def _value_at(text: str, key: str) -> object:
     return value
 
 
-def read_experiment(path: Path, overrides: tuple[str, ...]) -> tuple[ExperimentFile, ExperimentConfig]:
-    experiment = load_experiment(path, overrides)
+def read_experiment(
+    path: Path,
+    overrides: tuple[str, ...],
+    variables: dict[str, str] | None = None,
+    runs: Path = Path("runs"),
+) -> tuple[ExperimentFile, ExperimentConfig]:
+    experiment = load_experiment(path, overrides, variables, runs)
     return ExperimentFile(path=path, text=path.read_text(encoding="utf-8"), overrides=overrides), experiment

@@ -63,14 +63,21 @@ class Findings:
             return None
 
 
-def preflight(file: ExperimentFile, experiment: ExperimentConfig, tokenizer: Tokenizer = tokenize) -> Findings:
+def preflight(
+    file: ExperimentFile,
+    experiment: ExperimentConfig,
+    tokenizer: Tokenizer = tokenize,
+    *,
+    for_cluster: str | None = None,
+) -> Findings:
     """Look at everything an experiment names. Raises nothing for a bad input: it is among the problems.
 
     Args:
+        for_cluster: name of the cluster where it will run; None: this machine.
         tokenizer: counts and renders prompts; default: the model's own, which needs transformers.
     """
     found = Findings()
-    found.model = found.attempt(lambda: _model(file, experiment))
+    found.model = found.attempt(lambda: _model(file, experiment, for_cluster))
     found.train = _read_prompts(found, "data", experiment.data)
     if experiment.evaluation is not None:
         found.held_out = _read_prompts(found, "evaluation.data", experiment.evaluation.data)
@@ -79,7 +86,8 @@ def preflight(file: ExperimentFile, experiment: ExperimentConfig, tokenizer: Tok
     found.problems += _schedule_problems(file, experiment, found)
     found.problems += _context_problems(experiment, found)
     _look_for_overlap(found)
-    found.warnings += filter(None, [slow_precision(experiment)])
+    if for_cluster is None:
+        found.warnings += filter(None, [slow_precision(experiment)])
     found.problems += _run_folder_problems(file, experiment)
     if found.model is not None:
         found.plan = make_plan(
@@ -88,7 +96,9 @@ def preflight(file: ExperimentFile, experiment: ExperimentConfig, tokenizer: Tok
             prompt_tokens=_typical_tokens(found.train),
             num_held_out=len(found.held_out.data.prompts) if found.held_out else 0,
         )
-        _compare_with_machine(found, found.plan, experiment.run.root)
+        _compare_disk(found, found.plan, experiment.run.root)
+        if for_cluster is None:
+            _compare_memory(found, found.plan)
     return found
 
 
@@ -107,14 +117,16 @@ def machine_problems(experiment: ExperimentConfig) -> list[str]:
     return problems
 
 
-def _model(file: ExperimentFile, experiment: ExperimentConfig) -> ModelSizes:
+def _model(file: ExperimentFile, experiment: ExperimentConfig, cluster: str | None) -> ModelSizes:
     folder = Path(experiment.policy.model)
     name = "/".join(folder.parts[-2:])
     if looks_like_hub_name(name, folder) and file.writes("policy.model", name):
         local = Path("models") / folder.name
+        why = "a run takes its model from a folder and fetches nothing" if cluster is None else (
+            f"{cluster}'s compute nodes are offline"
+        )  # fmt: skip
         raise InputError(
-            f'{file.where("policy.model")}: policy.model "{name}" is a Hub name; a run takes its model from a folder '
-            "and fetches nothing.\n"
+            f'{file.where("policy.model")}: policy.model "{name}" is a Hub name; {why}.\n'
             f"  hf download {name} --local-dir {shown(file.folder / local)}\n"
             f'  then model = "{local}". Nothing was started.'
         )
@@ -248,7 +260,7 @@ def _typical_tokens(prompts: Prompts | None) -> int:
     return sorted(prompts.tokens)[len(prompts.tokens) // 2]
 
 
-def _compare_with_machine(found: Findings, plan: Plan, root: Path) -> None:
+def _compare_disk(found: Findings, plan: Plan, root: Path) -> None:
     free = free_bytes(root)
     if plan.disk > free:
         found.problems.append(
@@ -257,6 +269,9 @@ def _compare_with_machine(found: Findings, plan: Plan, root: Path) -> None:
             f"{size_text(plan.shards)} of shards. "
             "Free some, lower trainer.keep_checkpoints, or set run.root to another disk."
         )
+
+
+def _compare_memory(found: Findings, plan: Plan) -> None:
     if not has_gpu() and plan.memory > (available := psutil.virtual_memory().available):
         found.warnings.append(
             f"the run may need {size_text(plan.memory)} of memory and {size_text(available)} is available: it may be "

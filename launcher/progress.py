@@ -7,9 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from towline.rollout.evaluation.statistics import Interval
-
-Row = Mapping[str, Any]
+from towline.jobs.step_lines import evaluation_line, step_line
 
 
 class RunProgress:
@@ -39,6 +37,9 @@ class RunProgress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+    def on_attempt(self, number: int) -> None:
+        """The first lines have said it."""
 
     def on_phases(self, phases: dict[str, str]) -> None:
         changed = {name: phase for name, phase in phases.items() if self._phases.get(name) != phase}
@@ -70,31 +71,3 @@ def phases_line(phases: Mapping[str, str]) -> str:
     for name, phase in phases.items():
         doing.setdefault(f"{name.partition('.')[0]} {phase}", []).append(name)
     return " · ".join(f"{len(names)} {text}" if len(names) > 1 else text for text, names in doing.items())
-
-
-def step_line(row: Row, num_steps: int) -> str:
-    """Steps are counted from 1 here: 20/20 is the last."""
-    width = len(str(num_steps))
-    parts = " ".join(
-        f"{name} {number(row.get(f'seconds/{name}'), '.1f')}" for name in ("generate", "score", "train", "sync")
-    )
-    return (
-        f"step {row['step'] + 1:>{width}}/{num_steps}  reward {number(row.get('reward/mean'), '.3f')}  "
-        f"kl {number(row.get('loss/kl'), '.4f')}  mismatch {number(row.get('mismatch/k3'), '.0e')}  "
-        f"length {number(row.get('completion/length'), '.0f')}  {number(row.get('speed/tokens_per_s'), ',.0f')} tok/s  "
-        f"{number(row.get('seconds/step'), '.1f')} s ({parts})"
-    )
-
-
-def evaluation_line(row: Row) -> str:
-    accuracy = Interval(estimate=row["accuracy"], low=row["low"], high=row["high"])
-    failed = f", {row['num_failed']} could not be graded" if row["num_failed"] else ""
-    return (
-        f"held-out accuracy at version {row['version']}: {accuracy} on {row['num_prompts']} prompts{failed} "
-        f"({row['seconds']:.1f} s)"
-    )
-
-
-def number(value: float | None, form: str) -> str:
-    """A value that was not finite is written as null, and shown as a dash."""
-    return "-" if value is None else format(value, form)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.step_lines import Row
 from towline.jobs.supervisor import supervise
-from towline.launcher.progress import Row, RunProgress
+from towline.launcher.progress import RunProgress
 from towline.storage.errors import InputError, LedgerError
 from towline.storage.run_directory import RunDirectory, read_jsonl
 
@@ -56,6 +57,8 @@ class _OnlyPhases:
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress = progress
+
+    def on_attempt(self, number: int) -> None: ...
 
     def on_phases(self, phases: dict[str, str]) -> None:
         self._progress.on_phases(phases)

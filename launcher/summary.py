@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.step_lines import number
 from towline.launcher.held_out import held_out_summary
-from towline.launcher.progress import number
 from towline.storage.dataset_files import shown
 from towline.storage.run_directory import RunDirectory, read_jsonl
 

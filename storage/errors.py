@@ -13,6 +13,9 @@
     ├── ProbeError                    an engine does not compute with the weights it was given
     ├── NumericsError                 loss or gradient not finite
     ├── RewardError                   a step without rewards to learn from
+    ├── SlurmError                    a Slurm command failed or answered wrongly, a job died without a result
+    ├── RunStopped                    3: it was told to stop, or would go on in vain
+    ├── BudgetReached                 5: the run's node-hours are used up
     └── RunFault                      3 with a checkpoint kept, else 1: a process of the run failed
 
 A message says what was found, what was expected, where, and how to mend it.
@@ -69,6 +72,18 @@ class NumericsError(TowlineError):
 
 class RewardError(TowlineError):
     pass
+
+
+class SlurmError(TowlineError):
+    pass
+
+
+class RunStopped(TowlineError):
+    exit_code = 3
+
+
+class BudgetReached(TowlineError):
+    exit_code = 5
 
 
 class RunFault(TowlineError):

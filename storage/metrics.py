@@ -96,18 +96,19 @@ def append_jsonl(path: Path, row: dict[str, Any]) -> None:
         file.write(line)
 
 
-def cut_rows(path: Path, keeps: Callable[[dict[str, Any]], bool], superseded: Path) -> None:
+def cut_rows(path: Path, keeps: Callable[[dict[str, Any]], bool], superseded: Path) -> int:
     """Leave the rows that `keeps` wants; the others, of steps that will be trained again, go to the end of another
-    file."""
+    file. Returns how many those are."""
     rows = read_jsonl(path)
     cut = [row for row in rows if not keeps(row)]
     if not cut:
-        return
+        return 0
     for row in cut:
         append_jsonl(superseded, {"file": path.name, **row})
     kept = [row for row in rows if keeps(row)]
     with replace_whole(path) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    return len(cut)
 
 
 def _ends_whole(file: BinaryIO) -> bool:

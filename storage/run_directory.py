@@ -78,6 +78,31 @@ class RunDirectory:
         return self.root / "checkpoints"
 
     @property
+    def cluster(self) -> Path:
+        """The cluster profile it was submitted with, as JSON; a run of one machine has none."""
+        return self.root / "cluster.json"
+
+    @property
+    def slurm(self) -> Path:
+        """What was sent to Slurm, and submitit's files."""
+        return self.root / "slurm"
+
+    @property
+    def code(self) -> Path:
+        """Towline and the user's rewards as they were when the run was submitted."""
+        return self.root / "code"
+
+    @property
+    def submissions(self) -> Path:
+        """One row for each job that was handed to Slurm for this run."""
+        return self.root / "submissions.jsonl"
+
+    @property
+    def attempts_file(self) -> Path:
+        """When each attempt began and ended, on which nodes, and why it ended."""
+        return self.root / "attempts.jsonl"
+
+    @property
     def key(self) -> Path:
         """The secret that authenticates the control store's values."""
         return self.root / "store.key"

@@ -64,6 +64,22 @@ def publish_weights(
     return stream.finish() if stream is not None else ""
 
 
+def weights_digest(engine: WeightSource, version: int, *, wire_dtype: str, is_first_rank: bool) -> str:
+    """The digest that publishing the present weights as `version` would have ("" on other ranks). All ranks call it."""
+    sender = _Nobody() if is_first_rank else None
+    return publish_weights(engine, version, sender=sender, wire_dtype=wire_dtype, timeout_s=float("inf"))
+
+
+class _Nobody:
+    """A group without receivers."""
+
+    device = torch.device("cpu")
+
+    def broadcast(self, tensor: torch.Tensor) -> None: ...
+
+    def finish(self, work: None, deadline: float, on_wait: Callable[[], None]) -> None: ...
+
+
 class _Stream:
     """Keeps one bucket on its way. A failed send is remembered and raised at the end."""
 

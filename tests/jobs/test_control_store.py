@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from towline.jobs.control_store import ControlStore
 from towline.jobs.heartbeat import PERIOD_S, Heartbeat
+from towline.jobs.launch import LocalLauncher
 from towline.jobs.store_handle import StoreHandle
 from towline.storage.errors import StoreError
 
@@ -32,7 +33,7 @@ ATTEMPTS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreHandle]:
-    handle = StoreHandle(KEY, 0, tmp_path_factory.mktemp("store") / "store.log")
+    handle = StoreHandle(KEY, 0, tmp_path_factory.mktemp("store") / "store.log", LocalLauncher().store_command())
     yield handle
     handle.close()
     assert handle.poll() == 0
@@ -275,7 +276,7 @@ def test_nobody_at_the_address_is_an_error(tmp_path: Path):
 
 
 def test_a_killed_store_is_an_error_promptly_for_every_caller(tmp_path: Path):
-    handle = StoreHandle(KEY, 0, tmp_path / "store.log")
+    handle = StoreHandle(KEY, 0, tmp_path / "store.log", LocalLauncher().store_command())
     setting, getting, claiming, waiting = (ControlStore(handle.address, KEY, 0) for _ in range(4))
     setting.set("before", 1)
     failed: list[float] = []
@@ -312,7 +313,7 @@ def test_a_store_that_cannot_start_is_an_error_at_once_and_leaves_no_process(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     children = set(psutil.Process().children())
     with pytest.raises(StoreError, match="ended with code 1"):
-        StoreHandle(KEY, 0, tmp_path / "store.log")
+        StoreHandle(KEY, 0, tmp_path / "store.log", LocalLauncher().store_command())
     assert set(psutil.Process().children()) <= children
     assert "torch is broken here" in (tmp_path / "store.log").read_text()
 
@@ -320,8 +321,9 @@ def test_a_store_that_cannot_start_is_an_error_at_once_and_leaves_no_process(
 def test_the_store_ends_when_its_parent_is_killed(tmp_path: Path):
     code = f"""
 import pathlib, time
+from towline.jobs.launch import LocalLauncher
 from towline.jobs.store_handle import StoreHandle
-handle = StoreHandle(b"key", 0, pathlib.Path({str(tmp_path / "store.log")!r}))
+handle = StoreHandle(b"key", 0, pathlib.Path({str(tmp_path / "store.log")!r}), LocalLauncher().store_command())
 print(handle.pid, flush=True)
 time.sleep(600)
 """

@@ -79,7 +79,7 @@ def test_rows_of_steps_that_are_trained_again_are_kept_elsewhere(run, make_exper
         {"file": "metrics.jsonl", "step": 2, "version": 3, "loss/policy": 1.0},
         {"file": "evaluations.jsonl", "version": 3, "accuracy": pytest.approx(0.3)},
     ]
-    assert told == ["going on from checkpoint 2"]
+    assert told == ["going on from checkpoint 2; steps trained again after it: 1"]
 
 
 def test_nothing_is_superseded_where_the_checkpoint_is_the_newest(run, make_experiment, told):
@@ -170,7 +170,7 @@ def test_leftovers_are_found_from_whichever_folder_the_run_is_named(run, monkeyp
 def test_every_process_of_a_run_carries_its_whole_path(run, make_experiment, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(run.root.parent)
     attempt = Attempt(run=RunDirectory(Path(run.root.name)), number=1, experiment=make_experiment(), resume_step=2)
-    specs = attempt.processes("127.0.0.1:1")
+    specs = attempt.processes("127.0.0.1:1", "gloo")
     assert [spec.name for spec in specs] == ["trainer", "rollout.0", "scorer.0"]
     assert {spec.environment["TOWLINE_RUN"] for spec in specs} == {str(run.root)}
     assert {spec.environment["TOWLINE_RESUME_STEP"] for spec in specs} == {"2"}

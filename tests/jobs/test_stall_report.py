@@ -101,7 +101,7 @@ def test_a_second_standstill_is_added_to_the_first(attempt: Attempt):
     assert written(attempt, {}, {}).count("trainer.1 does not answer at all") == 2
 
 
-def test_only_living_processes_of_this_host_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_living_processes_are_asked_directly_or_through_their_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(stall_report, "_STACKS_WITHIN_S", 0.0)
     sent: list[tuple[int, int]] = []
 
@@ -113,8 +113,11 @@ def test_only_living_processes_of_this_host_are_asked(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "kill", send)
     beats = {"trainer.0": beat(10, "train"), "rollout.0": beat(20, "generate"), "rollout.1": beat(30, "x", "node-7")}
     (tmp_path / "trainer.0").write_text("12 bytes. ..")
-    assert ask_for_stacks(beats, lambda name: tmp_path / name) == {"trainer.0": 12}
+    elsewhere: list[int] = []
+    asked = ask_for_stacks(beats, lambda name: tmp_path / name, elsewhere.append)
+    assert asked == {"trainer.0": 12, "rollout.1": 0}
     assert sent == [(10, signal.SIGUSR1)]
+    assert elsewhere == [signal.SIGUSR1]
 
 
 def test_a_process_that_is_stopped_does_not_hold_up_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

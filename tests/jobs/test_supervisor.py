@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from towline.jobs import supervisor
+from towline.jobs.deadline import Deadline
 from towline.jobs.launch import ProcessSpec
 from towline.jobs.leases import Leases
 from towline.jobs.supervisor import Outcome, supervise
@@ -33,6 +34,9 @@ class FakeProcess:
             self._code = next(self._script)
         return self._code
 
+    def signal(self, number: int) -> None:
+        self._world.signalled.append((self.spec.name, number))
+
     def end(self, grace_s: float) -> None:
         if self._code is None:
             self._code = -9
@@ -57,6 +61,19 @@ class World:
         self.events: list[str] = []
         self.steps: list[int] = []
         self.phases: dict[str, str] = {}
+        self.stopped_after = 0.0
+        self.signalled: list[tuple[str, int]] = []
+        self.lost: dict[str, str] = {}
+        """Processes whose node is gone → the node."""
+        self.transfer_backend = "gloo"
+
+    def store_command(self) -> None: ...
+
+    def lost_node(self, spec: ProcessSpec) -> str | None:
+        return self.lost.get(spec.name)
+
+    def on_attempt(self, number: int) -> None:
+        pass
 
     def start(self, spec: ProcessSpec) -> FakeProcess:
         life = int(spec.environment["TOWLINE_LIFE"])
@@ -79,7 +96,7 @@ class World:
     def beat(self, name: str, life: int, phase: str = "work", *, works: bool = True) -> None:
         last = self.store.get(f"heartbeat/{name}") or {"beats": 0, "rounds": 0, "life": life}
         beat = {"life": life, "beats": last["beats"] + works, "rounds": last["rounds"] + 1, "phase": phase,
-                "phase_s": 0.0, "pid": 1, "host": "elsewhere"}  # fmt: skip
+                "phases": {}, "phase_s": 0.0, "pid": 1, "host": "elsewhere"}  # fmt: skip
         self.store.set(f"heartbeat/{name}", beat)
 
     def trainer(self, after_s: float, status: str = "done") -> Script:
@@ -123,7 +140,7 @@ class World:
 
 @pytest.fixture
 def world(run: RunDirectory, store, clock, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(supervisor, "StoreHandle", lambda key, number, log: store)
+    monkeypatch.setattr(supervisor, "StoreHandle", lambda key, number, log, start: store)
     return World(run, store, clock)
 
 
@@ -131,10 +148,10 @@ def world(run: RunDirectory, store, clock, monkeypatch: pytest.MonkeyPatch) -> W
 def attempt(world: World, make_experiment) -> Callable[..., Outcome]:
     """Carry out an attempt; arguments are fields of [run], and the number of engines."""
 
-    def carry_out(*, engines: int = 1, **fields: Any) -> Outcome:
+    def carry_out(*, engines: int = 1, deadline: Deadline | None = None, **fields: Any) -> Outcome:
         experiment = make_experiment(local={"engines": engines}, run=fields)
         write_json(world.run.config, experiment.model_dump(mode="json"))
-        return supervise(world.run, experiment, world, launcher=world)
+        return supervise(world.run, experiment, world, launcher=world, deadline=deadline)
 
     return carry_out
 
@@ -385,8 +402,8 @@ def test_an_interrupt_asks_the_trainer_to_stop_and_the_run_can_go_on_later(world
 
     world.scripts["trainer"] = lambda life: trainer()
     before = signal.getsignal(signal.SIGINT)
-    assert attempt() == Outcome(status="stopped", next_step=3)
-    assert world.store.get("stop") == {"signal": signal.SIGINT}
+    assert attempt() == Outcome(status="stopped", next_step=3, why="stopped")
+    assert world.store.get("stop") == {"why": "stopped"}
     assert world.run.read_state()["status"] == "stopped"
     assert signal.getsignal(signal.SIGINT) == before
 
@@ -419,7 +436,7 @@ def test_a_second_attempt_goes_on_from_the_checkpoint_and_shows_only_its_own_ste
 
     world.scripts["trainer"] = lambda life: trainer()
     attempt()
-    assert world.events == ["going on from checkpoint 2"]
+    assert world.events == ["going on from checkpoint 2; steps trained again after it: 1"]
     assert {spec.environment["TOWLINE_RESUME_STEP"] for spec in world.specs} == {"2"}
     assert world.steps == [2]
     assert world.run.read_state()["attempt"] == 1
@@ -433,3 +450,87 @@ def test_a_wall_clock_that_jumps_by_an_hour_changes_nothing(world: World, attemp
     world.scripts["trainer"] = lambda life: trainer()
     assert attempt(engines=2, lease_s=5.0, stall_s=10.0).status == "done"
     assert (world.events, world.ended) == ([], [])
+
+
+def test_a_signal_that_only_a_process_received_stops_the_run_too(world: World, attempt):
+    """Slurm sends a preemption's SIGTERM to the steps of a job, and not to its batch script."""
+
+    def trainer() -> Script:
+        while world.store.get("stop") is None:
+            world.beat("trainer.0", 0, "train")
+            beat = world.store.get("heartbeat/trainer.0")
+            world.store.set("heartbeat/trainer.0", {**beat, "signal": int(signal.SIGTERM)})
+            yield None
+        yield from world.trainer(after_s=1, status="stopped")
+
+    world.scripts["trainer"] = lambda life: trainer()
+    assert attempt() == Outcome(status="stopped", next_step=3, why="preempted")
+
+
+def test_the_time_that_steps_and_saves_took_decides_when_a_limit_stops_the_run(world: World, attempt):
+    """50 s of a step and 30 s of a save: 1.5 times that and 10 s more are 130 s before the end."""
+    began = world.clock.now
+    limit = world.clock.wall + 300
+
+    def trainer() -> Script:
+        append_jsonl(world.run.metrics, {"step": 0, "seconds/train": 40.0, "seconds/sync": 10.0})
+        world.store.set("saved", {"step": 1, "seconds": 30.0})
+        while world.store.get("stop") is None:
+            world.beat("trainer.0", 0, "train")
+            yield None
+        world.stopped_after = world.clock.now - began
+        yield from world.trainer(after_s=1, status="stopped")
+
+    world.scripts["trainer"] = lambda life: trainer()
+    assert attempt(deadline=Deadline(ask_end=lambda: limit)) == Outcome(status="stopped", next_step=3, why="limit")
+    assert world.stopped_after == pytest.approx(300 - 130, abs=2)
+    assert any(event.startswith("stopping (limit): 130 s to the time limit") for event in world.events)
+
+
+def test_an_engine_whose_node_is_lost_is_done_without(world: World, attempt):
+    """srun answers 0 for a step whose node is gone."""
+    dies = world.after(20)
+    world.scripts["rollout.1"] = lambda life: world.engine(1, life, until=dies)
+    world.lost = {"rollout.1": "g7"}
+    assert attempt(engines=2).status == "done"
+    assert world.started.count("rollout.1/0") == 1
+    assert "rollout.1/1" not in world.started
+    assert world.events == ["rollout.1: node g7 is lost; the run goes on with 1 of 2 engines"]
+    assert world.store.get("gone/rollout.1") == 0
+
+
+def test_when_the_last_engines_node_is_lost_the_run_ends(world: World, attempt):
+    dies = world.after(20)
+    world.scripts["rollout.0"] = lambda life: world.engine(0, life, until=dies)
+    world.lost = {"rollout.0": "g7"}
+    assert "rollout.0: node g7 is lost" in failure(attempt)
+
+
+def test_a_process_that_does_not_end_after_the_trainer_is_ended(world: World, attempt):
+    """Its node was started again: nobody is there to end, and srun waits for ever."""
+
+    def stays() -> Script:
+        while True:
+            yield None
+
+    world.scripts["scorer.0"] = lambda life: stays()
+    assert attempt().status == "done"
+    assert world.ended == ["scorer.0/0"]
+    assert world.events == ["not ended by itself, and ended now: scorer.0"]
+
+
+def test_what_a_loading_engine_takes_first_is_not_taken_from_it_at_once(world: World, attempt):
+    """It showed no progress for longer than a lease while it loaded."""
+
+    def engine() -> Script:
+        world.beat("rollout.0", 0, "load")
+        until = world.clock.now + 30
+        while world.clock.now < until:
+            world.beat("rollout.0", 0, "load", works=False)
+            yield None
+        Leases(world.store, "rollout.0", 0).take(LEASE)
+        yield from world.engine(0, 0)
+
+    world.scripts["rollout.0"] = lambda life: engine()
+    assert attempt(engines=2, lease_s=10.0).status == "done"
+    assert world.events == []

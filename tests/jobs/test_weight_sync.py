@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from towline.jobs.control_store import ControlStore
+from towline.jobs.launch import LocalLauncher
 from towline.jobs.store_handle import StoreHandle
 from towline.rollout.scripted_engine import ScriptedEngine, noise_script
 from towline.rollout.transfer_group import TransferGroup
@@ -55,7 +56,7 @@ class Trainer:
 
 @pytest.fixture(scope="module")
 def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreHandle]:
-    handle = StoreHandle(KEY, 0, tmp_path_factory.mktemp("store") / "store.log")
+    handle = StoreHandle(KEY, 0, tmp_path_factory.mktemp("store") / "store.log", LocalLauncher().store_command())
     yield handle
     handle.close()
 
@@ -90,11 +91,13 @@ class Fleet:
         self.settled: list[tuple[int, str]] = []
         self.branch = 0
 
-    def start(self, number: int, engine: ScriptedEngine | None = None, *, life: int = 0) -> ScriptedEngine:
+    def start(
+        self, number: int, engine: ScriptedEngine | None = None, *, life: int = 0, model: str = ""
+    ) -> ScriptedEngine:
         """Returns when the engine has announced itself."""
         engine = engine or scripted()
         ended = self._ended[number] = threading.Event()
-        thread = self._threads[number] = threading.Thread(target=self._serve, args=(number, engine, life, ended))
+        thread = self._threads[number] = threading.Thread(target=self._serve, args=(number, engine, life, ended, model))
         thread.start()
         until(lambda: (self.store.get(f"engine/{number}") or {}).get("life") == life)
         return engine
@@ -138,7 +141,7 @@ class Fleet:
     def _client(self) -> ControlStore:
         return ControlStore(self._handle.address, KEY, self._attempt)
 
-    def _serve(self, number: int, engine: ScriptedEngine, life: int, ended: threading.Event) -> None:
+    def _serve(self, number: int, engine: ScriptedEngine, life: int, ended: threading.Event, model: str) -> None:
         from towline.jobs.weight_sync import Subscriber
 
         def beat(phase: str) -> None:
@@ -148,7 +151,7 @@ class Fleet:
 
         subscriber = self.subscribers[number] = Subscriber(self._client(), engine, number, beat, life)
         try:
-            subscriber.introduce()
+            subscriber.introduce(model)
             while not ended.is_set():
                 subscriber.serve()
                 time.sleep(0.005)
@@ -213,9 +216,62 @@ def test_a_version_arrives_at_every_engine_and_each_answers_the_probe_with_it(fl
 
 def test_an_engine_says_what_it_computes_with_the_weights_it_loaded(fleet: Fleet):
     engine = fleet.start(0)
-    assert fleet.store.get("engine/0") == {"life": 0, "probe": engine.score(PROBE_TOKENS)}
+    assert fleet.store.get("engine/0") == {"life": 0, "probe": engine.score(PROBE_TOKENS), "model": ""}
     assert not fleet.subscribers[0].has_weights
     fleet.publisher().publish(1)
+    assert fleet.subscribers[0].has_weights
+
+
+def test_engines_that_loaded_the_trainers_folder_take_their_weights_for_the_version_and_nothing_is_sent(fleet: Fleet):
+    engines = [fleet.start(number, model="m") for number in range(2)]
+    fleet.branch = 3
+    publisher = fleet.publisher()
+    digest = publisher.present_digest(0)
+    assert publisher.adopt(0, digest, "m")
+    until(lambda: all(fleet.subscribers[number].has_weights for number in range(2)))
+    assert [engine.version for engine in engines] == [0, 0]
+    assert [fleet.subscribers[number].branch for number in range(2)] == [3, 3]
+    assert fleet.subscribers[0].digests == {0: digest}
+    assert fleet.settled == [(0, digest)]
+    assert "receive weights" not in fleet.beats
+    assert not publisher.has_lost_every_engine
+    # The same weights sent as the same version have the same digest.
+    publisher.publish(0)
+    assert publisher.digest == digest
+
+
+def test_an_engine_with_another_model_is_sent_the_weights(fleet: Fleet):
+    fleet.start(0, model="m")
+    fleet.start(1, model="other")
+    publisher = fleet.publisher()
+    assert not publisher.adopt(0, publisher.present_digest(0), "m")
+    assert fleet.settled == []
+    assert not fleet.subscribers[0].has_weights
+    publisher.publish(0)
+    assert fleet.subscribers[1].has_weights
+
+
+def test_an_engine_that_was_started_again_does_not_take_its_weights_for_an_adopted_version(fleet: Fleet):
+    """By then the policy may have moved on."""
+    fleet.start(0, model="m")
+    publisher = fleet.publisher()
+    publisher.adopt(0, publisher.present_digest(0), "m")
+    fleet.kill(0)
+    fleet.start(0, life=1, model="m")
+    time.sleep(0.1)
+    assert not fleet.subscribers[0].has_weights
+    assert publisher.has_lost_every_engine
+
+
+def test_between_a_trial_and_its_version_an_engine_may_not_generate(fleet: Fleet):
+    fleet.start(0)
+    publisher = fleet.publisher()
+    publisher.publish(1)
+    assert fleet.subscribers[0].has_weights
+    publisher.publish(2, is_trial=True)
+    assert not fleet.subscribers[0].has_weights
+    assert 2 not in fleet.subscribers[0].digests
+    publisher.publish(2)
     assert fleet.subscribers[0].has_weights
 
 

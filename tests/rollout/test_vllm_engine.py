@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from towline.jobs.launch import LocalLauncher
 from towline.jobs.probe import Probe, probe_tokens
 from towline.jobs.store_handle import StoreHandle
 from towline.rollout.engine import Generated, GenerationRequest
@@ -150,7 +151,7 @@ def twin(engine: VllmEngine) -> Twin:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    handle = StoreHandle(b"key", 0, tmp_path_factory.mktemp("store") / "store.log")
+    handle = StoreHandle(b"key", 0, tmp_path_factory.mktemp("store") / "store.log", LocalLauncher().store_command())
     yield handle.address
     handle.close()
 

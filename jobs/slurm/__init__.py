@@ -1,0 +1,1 @@
+"""A run inside a Slurm allocation. Imports no torch."""

@@ -1,0 +1,152 @@
+"""What runs in the batch step of a job: one attempt of a run, and what follows it. Imports no torch.
+
+submitit carries it there, and brings back its result or exception.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from towline.jobs.deadline import Deadline
+from towline.jobs.experiment import ExperimentConfig, NodesConfig
+from towline.jobs.slurm import allocation
+from towline.jobs.slurm.attempts import MAX_IN_VAIN, AttemptBook
+from towline.jobs.slurm.batch_log import BatchLog
+from towline.jobs.slurm.continuation import Continuation
+from towline.jobs.slurm.placement import place_groups
+from towline.jobs.slurm.profile import ClusterProfile
+from towline.jobs.slurm.srun import SrunLauncher
+from towline.jobs.supervisor import Outcome, supervise
+from towline.storage.errors import BudgetReached, RunStopped, SlurmError, TowlineError
+from towline.storage.run_directory import RunDirectory, read_jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStep:
+    """
+    Args:
+        folder: of the run.
+        submission: which `towline submit` or `resume` of the run this is, from 0.
+    """
+
+    folder: str
+    submission: int
+    is_smoke: bool = False
+
+    def __call__(self) -> dict[str, Any]:
+        """
+        Returns:
+            How the run ended: "status", "next_step", "run"; "job" if it goes on in that one.
+
+        Raises:
+            RunFault: a process failed or stalled.
+            BudgetReached: the node-hours of the run are used up.
+            RunStopped: the run was told to stop, or would go on in vain.
+        """
+        run = RunDirectory.open(Path(self.folder))
+        profile = ClusterProfile.model_validate_json(run.cluster.read_text())
+        experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+        nodes = experiment.nodes or NodesConfig()
+        job, hosts, book = os.environ["SLURM_JOB_ID"], allocation.hosts_of(os.environ), AttemptBook(run)
+        self._note_job(run, job)
+        self._note_failed_nodes(book)
+        self._refuse_what_is_in_vain(run, book, nodes)
+
+        continuation = Continuation(run, profile.continue_, job, book.unreliable_nodes)
+        if (successor := continuation.prepare()) is not None:
+            self._note_job(run, successor)
+        deadline = Deadline(
+            ask_end=lambda: allocation.time_limit_end(job), budget_end=_budget_end(book, nodes, len(hosts))
+        )
+        groups = place_groups(profile, nodes, os.environ, is_smoke=self.is_smoke)
+        launcher = SrunLauncher(profile, groups, run.code)
+        log = BatchLog(run, book, num_steps=experiment.steps, job=job, submission=self.submission, nodes=hosts)
+        try:
+            outcome = supervise(run, experiment, log, launcher=launcher, deadline=deadline)
+        except TowlineError:
+            if deadline.is_being_ended:
+                # Not a fault: it will start again, or its successor goes on.
+                log.end("preempted")
+                continuation.wait_to_be_ended()
+            lost = _lost_nodes(launcher, hosts)
+            log.end("node lost" if lost else "failed", failed_nodes=lost)
+            launcher.clear_nodes()
+            if lost and continuation.is_possible:
+                # Slurm kept the job, and the trainer cannot do without the node.
+                return self._continued(continuation.go_on())
+            continuation.give_up()
+            raise
+        log.end(outcome.why or outcome.status, failed_nodes=launcher.lost)
+        launcher.clear_nodes()
+        if outcome.why in ("limit", "preempted") and outcome.status == "stopped" and continuation.is_possible:
+            return self._continued(continuation.go_on())
+        continuation.give_up()
+        return self._ended(run, outcome, book)
+
+    def checkpoint(self) -> Any:
+        """For submitit, should Slurm's signal come before the supervisor listens: nothing is lost, start again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _continued(self, job: str) -> dict[str, Any]:
+        return {"status": "continued", "run": self.folder, "job": job}
+
+    def _ended(self, run: RunDirectory, outcome: Outcome, book: AttemptBook) -> dict[str, Any]:
+        if outcome.status == "done":
+            return {"status": "done", "run": self.folder, "next_step": outcome.next_step}
+        kept = f"{run.root.name} stopped at step {outcome.next_step} with checkpoint {outcome.next_step} kept"
+        if outcome.why == "budget":
+            raise BudgetReached(f"{kept}: {_budget_words(run, book)}")
+        raise RunStopped(f"{kept} ({outcome.why}).\n  next    towline resume {run.root}")
+
+    def _note_job(self, run: RunDirectory, job: str) -> None:
+        """A script that was handed to sbatch by hand, and a successor, are noted here."""
+        if job not in [row["job"] for row in read_jsonl(run.submissions)]:
+            row = {"job": job, "submission": self.submission, "submitted": time.time(), "smoke": self.is_smoke}
+            with run.submissions.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _note_failed_nodes(self, book: AttemptBook) -> None:
+        """An attempt that was killed cannot say which node failed; the next one asks Slurm."""
+        of_this = [row for row in book.rows() if row.submission == self.submission]
+        if of_this and of_this[-1].outcome in ("", "preempted"):
+            row = of_this[-1]
+            book.note_failed_nodes(row.number, allocation.nodes_that_failed(row.nodes, row.began))
+
+    def _refuse_what_is_in_vain(self, run: RunDirectory, book: AttemptBook, nodes: NodesConfig) -> None:
+        if nodes.max_node_hours is not None and book.node_hours() >= nodes.max_node_hours:
+            refusal: TowlineError = BudgetReached(f"{run.root.name}: {_budget_words(run, book)}")
+        elif book.in_vain(self.submission) >= MAX_IN_VAIN:
+            refusal = RunStopped(
+                f"{run.root.name}: {MAX_IN_VAIN} attempts in a row ended without a new checkpoint; another would be in "
+                f"vain. Look at {run.root / 'logs'}; a longer time limit or a smaller trainer.checkpoint_every may be "
+                f"what it needs. Then: towline resume {run.root}"
+            )
+        else:
+            return
+        run.write_state(status="stopped", ended=time.time(), fault=str(refusal))
+        raise refusal
+
+
+def _budget_end(book: AttemptBook, nodes: NodesConfig, num_nodes: int) -> float | None:
+    if nodes.max_node_hours is None:
+        return None
+    return time.time() + (nodes.max_node_hours - book.node_hours()) * 3600 / num_nodes
+
+
+def _budget_words(run: RunDirectory, book: AttemptBook) -> str:
+    return (
+        f"{book.node_hours():.1f} node-hours are used, as nodes.max_node_hours allows. More: "
+        f"towline resume {run.root} -o nodes.max_node_hours=HOURS"
+    )
+
+
+def _lost_nodes(launcher: SrunLauncher, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple({*launcher.lost, *allocation.lost_nodes(hosts)})
+    except SlurmError:
+        return tuple(launcher.lost)

@@ -1,0 +1,76 @@
+"""How a run goes on after its job's end: in the same job, requeued; in a successor; or not by itself. No torch."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from towline.jobs.slurm import allocation
+from towline.jobs.slurm.environment import own_script, requeue_leader
+from towline.storage.errors import RunStopped, SlurmError
+from towline.storage.run_directory import RunDirectory
+
+ENDED_WITHIN_S = 120.0
+"""Slurm ends the processes of a job that it takes away after its KillWait, 30 s unless a site says otherwise."""
+
+
+@dataclass(slots=True)
+class Continuation:
+    """
+    Args:
+        unreliable_nodes: asked when the next job is asked for: it gets none of them.
+    """
+
+    run: RunDirectory
+    how: Literal["requeue", "resubmit", "off"]
+    job: str
+    unreliable_nodes: Callable[[], Sequence[str]]
+    successor: str | None = field(default=None, init=False)
+
+    def prepare(self) -> str | None:
+        """A successor is handed in while this job runs: should the node with this process die, it is there already."""
+        if self.how == "resubmit":
+            self.successor = allocation.submit_successor(own_script(), self.job, self.unreliable_nodes())
+        return self.successor
+
+    @property
+    def is_possible(self) -> bool:
+        return self.how != "off"
+
+    def go_on(self) -> str:
+        """The successor's id. A job that is requeued does not return: Slurm ends this process and starts it again.
+
+        Raises:
+            RunStopped: Slurm refuses; nothing is lost.
+        """
+        if self.successor is not None:
+            self.run.write_state(status="continued", job=self.successor)
+            return self.successor
+        self.run.write_state(status="requeued")
+        try:
+            requeue_leader(self.job)
+            if nodes := self.unreliable_nodes():
+                allocation.exclude_nodes(self.job, nodes)
+        except SlurmError as error:
+            stopped = RunStopped(
+                f"{self.run.root.name} cannot requeue itself: {error}\n  Nothing is lost. With continue = "
+                f'"resubmit" in the profile a successor is submitted instead. Next: towline resume {self.run.root}'
+            )
+            self.run.write_state(status="stopped", ended=time.time(), fault=str(stopped))
+            raise stopped from error
+        self.wait_to_be_ended()
+        raise AssertionError("unreachable")
+
+    def wait_to_be_ended(self) -> None:
+        """Does not return. Slurm takes this job away, and what this process would say meanwhile would be wrong."""
+        allocation.wait(ENDED_WITHIN_S)
+        sys.stdout.flush()
+        os._exit(1)
+
+    def give_up(self) -> None:
+        """The run is done, or failed: nothing is to follow."""
+        if self.successor is not None:
+            allocation.cancel(self.successor)
+            self.successor = None
