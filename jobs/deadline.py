@@ -6,11 +6,14 @@ to send some time before the limit, is what remains when nothing was measured ye
 Well before the limit it comes from a person, and is obeyed at once.
 """
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
+
+from towline.storage.errors import SlurmError
 
 Reason = Literal["limit", "preempted", "stopped", "budget"]
 
@@ -33,6 +36,8 @@ class Deadline:
 
     ask_end: Callable[[], float | None]
     budget_end: float | None = None
+    is_in_job: bool = False
+    """SIGTERM comes from Slurm, which takes the job away."""
     step_s: float = 0.0
     """Longest training and publication of a step so far, s: a stop waits for them."""
     save_s: float = 0.0
@@ -56,13 +61,14 @@ class Deadline:
         """Until the limit; None without one."""
         if time.monotonic() - self._asked >= ASK_AGAIN_S:
             self._asked = time.monotonic()
-            self._end = self.ask_end()
+            with contextlib.suppress(SlurmError):  # the controller is away: what it said last holds
+                self._end = self.ask_end()
         return None if self._end is None else self._end - time.time()
 
     @property
     def is_being_ended(self) -> bool:
-        """Slurm takes the job away: what ends now ends because of that."""
-        return signal.SIGTERM in self.signals
+        """What ends now ends because of that. Of a preemption with a grace only the processes hear at first."""
+        return self.is_in_job and signal.SIGTERM in self.signals
 
     def __str__(self) -> str:
         left = self.left_s()

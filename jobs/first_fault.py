@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from towline.jobs.member import Member
+from towline.jobs.processes import TRAINER
 from towline.storage.checkpoints import newest_step
 from towline.storage.errors import RunFault
 from towline.storage.run_directory import RunDirectory
 
 _KILLED_RANK = re.compile(r"process rank (\d+) with PID (\d+) on node (\S+) exited on\s+signal (\d+)")
+_SRUN_ENDED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
+"""srun's line for the tasks of a node that ended; the first one is the cause, the others were then terminated."""
+_SRUN_SIGNALS = {
+    "Killed": signal.SIGKILL,
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Out Of Memory": signal.SIGKILL,
+    "Terminated": signal.SIGTERM,
+}
 _LAST_SIGNAL = 64
 """A shell answers 128 + signal; codes above 192 (255 is common) are a program's own."""
 
@@ -32,10 +43,12 @@ class Fault:
 
 def killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launcher_log: Path) -> Fault | None:
     """A process that died of a signal left no record of its own; its launcher says which rank it was."""
-    rank = None
-    if launcher_log.is_file():
-        matches = _KILLED_RANK.findall(" ".join(launcher_log.read_text(errors="replace").split()))
-        rank = matches[0] if matches else None
+    said = launcher_log.read_text(errors="replace") if launcher_log.is_file() else ""
+    if ended := _SRUN_ENDED.findall(said):
+        # The log of an engine has its earlier lives too; the trainer has one, and its first task to end is the cause.
+        return _killed_task(run, attempt, process, *ended[0 if process == TRAINER else -1])
+    matches = _KILLED_RANK.findall(" ".join(said.split()))
+    rank = matches[0] if matches else None
     if rank is not None:
         name = f"{process}.{rank[0]}"
         return Fault(process=name, what=f"killed by {_signal_name(int(rank[3]))} (pid {rank[1]} on {rank[2]})",
@@ -44,6 +57,15 @@ def killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launc
     if 1 <= number <= _LAST_SIGNAL:
         return Fault(process=process, what=f"killed by {_signal_name(number)}", log=str(run.log(attempt, process)))
     return None
+
+
+def _killed_task(run: RunDirectory, attempt: int, process: str, node: str, rank: str, how: str) -> Fault | None:
+    """None for a task that ended by itself: its own record says why."""
+    number = next((number for name, number in _SRUN_SIGNALS.items() if how.startswith(name)), None)
+    if number is None:
+        return None
+    name = f"{process}.{rank}" if process == TRAINER else process
+    return Fault(process=name, what=f"killed by {_signal_name(number)} (on {node})", log=str(run.log(attempt, name)))
 
 
 def first_faults(
@@ -129,4 +151,6 @@ def _signal_name(number: int) -> str:
 
 
 def _tail(log: Path) -> str:
-    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:]) if log.is_file() else ""
+    """The last lines; not those of srun, which ends the other tasks."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return " | ".join([line for line in lines if not line.startswith(("srun:", "slurmstepd:"))][-3:])

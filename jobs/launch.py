@@ -23,7 +23,7 @@ from towline.storage.errors import InputError
 
 _MARK = "TOWLINE_LAUNCH"
 """Environment variable with a value of its own for each process that is started; its tasks inherit it."""
-_FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "SLURM_", "SBATCH_")
+_FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -25,6 +25,12 @@ class World:
     local_rank: int
 
 
+def launched_rank() -> int:
+    """The number that our launcher gave this task, before anybody asked MPI: it names log and fault."""
+    names = [rank for rank, _, _ in _RANK_VARIABLES if rank in os.environ]
+    return int(os.environ[names[0]]) if names else 0
+
+
 def find_world() -> World:
     """Ask what launched us for rank and size, and refuse a launcher that made worlds of one out of many tasks.
 

@@ -8,6 +8,7 @@ ends when its standard input closes.
 
 import json
 import os
+import signal
 import sys
 from datetime import timedelta
 
@@ -17,6 +18,9 @@ _SELF_TIMEOUT_S = 20.0
 
 
 def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        # Slurm sends them to every process of a job that it is going to end: the run needs its store to stop in order.
+        signal.signal(number, signal.SIG_IGN)
     interface = os.environ.get("TOWLINE_STORE_HOST", "127.0.0.1")
     # The time-out is for reaching itself: an interface that does not resolve would be tried for five minutes.
     store = TCPStore(interface, 0, None, True, timedelta(seconds=_SELF_TIMEOUT_S), wait_for_workers=False)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from towline.jobs.live_trainer import LiveTrainer
-from towline.jobs.rendezvous import World, find_world, join_trainer_group
+from towline.jobs.rendezvous import World, find_world, join_trainer_group, launched_rank
 from towline.jobs.role import Role, run_role
 from towline.jobs.trainer_rollouts import RecordedRollouts
 from towline.jobs.training_state import training_state
@@ -133,8 +133,7 @@ def _seed_everything(seed: int, *, is_deterministic: bool) -> None:
 
 
 def main() -> None:
-    world = find_world()
-    run_role(f"trainer.{world.rank}", lambda role: train_run(role, world))
+    run_role(f"trainer.{launched_rank()}", lambda role: train_run(role, find_world()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What the batch step asks Slurm about its own job, and what it has Slurm do with it. Imports no torch."""
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +13,12 @@ _LOST = ("DOWN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "*")
 
 
 def time_limit_end(job: str) -> float | None:
-    """When the limit ends the job, s since the epoch; None without a limit, or while Slurm does not answer."""
-    try:
-        said = slurm(["squeue", "--noheader", f"--job={job}", "--format=%e"], timeout_s=20).split()
-    except SlurmError:
-        return None
+    """When the limit ends the job, s since the epoch; None without a limit.
+
+    Raises:
+        SlurmError: the controller does not answer.
+    """
+    said = slurm(["squeue", "--noheader", f"--job={job}", "--format=%e"], timeout_s=20).split()
     try:
         # Of a het job there is a line a component; the first limit ends them all.
         return min(datetime.fromisoformat(end).timestamp() for end in said)
@@ -63,13 +63,6 @@ def hosts_of(environment: Mapping[str, str]) -> tuple[str, ...]:
         return expand_nodes(environment["SLURM_JOB_NODELIST"])
     lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{number}" for number in range(int(environment["SLURM_HET_SIZE"]))]
     return tuple(node for name in lists for node in expand_nodes(environment[name]))
-
-
-def wait(seconds: float) -> None:
-    """In pieces, so that signal handlers run."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(0.5)
 
 
 def exclude_nodes(job: str, nodes: Sequence[str]) -> None:

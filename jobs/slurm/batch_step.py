@@ -59,7 +59,9 @@ class BatchStep:
         if (successor := continuation.prepare()) is not None:
             self._note_job(run, successor)
         deadline = Deadline(
-            ask_end=lambda: allocation.time_limit_end(job), budget_end=_budget_end(book, nodes, len(hosts))
+            ask_end=lambda: allocation.time_limit_end(job),
+            budget_end=_budget_end(book, nodes, len(hosts)),
+            is_in_job=True,
         )
         groups = place_groups(profile, nodes, os.environ, is_smoke=self.is_smoke)
         launcher = SrunLauncher(profile, groups, run.code)
@@ -70,7 +72,7 @@ class BatchStep:
             if deadline.is_being_ended:
                 # Not a fault: it will start again, or its successor goes on.
                 log.end("preempted")
-                continuation.wait_to_be_ended()
+                continuation.leave()
             lost = _lost_nodes(launcher, hosts)
             log.end("node lost" if lost else "failed", failed_nodes=lost)
             launcher.clear_nodes()

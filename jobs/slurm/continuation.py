@@ -12,9 +12,6 @@ from towline.jobs.slurm.environment import own_script, requeue_leader
 from towline.storage.errors import RunStopped, SlurmError
 from towline.storage.run_directory import RunDirectory
 
-ENDED_WITHIN_S = 120.0
-"""Slurm ends the processes of a job that it takes away after its KillWait, 30 s unless a site says otherwise."""
-
 
 @dataclass(slots=True)
 class Continuation:
@@ -60,13 +57,14 @@ class Continuation:
             )
             self.run.write_state(status="stopped", ended=time.time(), fault=str(stopped))
             raise stopped from error
-        self.wait_to_be_ended()
+        self.leave()
         raise AssertionError("unreachable")
 
-    def wait_to_be_ended(self) -> None:
-        """Does not return. Slurm takes this job away, and what this process would say meanwhile would be wrong."""
-        allocation.wait(ENDED_WITHIN_S)
+    def leave(self) -> None:
+        """Does not return. Slurm takes this job away and knows why: a result of this process would be taken for the
+        run's, and to wait for the kill would keep the nodes."""
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(1)
 
     def give_up(self) -> None:

@@ -26,8 +26,8 @@ from towline.jobs.slurm.task import CLEAR
 from towline.storage.errors import InputError, SlurmError
 
 TASK_MODULE = "towline.jobs.slurm.task"
-_JOB_VARIABLES = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_HET_SIZE")
-"""With SLURM_JOB_ID_HET_GROUP_*, all that srun must know of the allocation."""
+_JOB_VARIABLES = ("SLURM_CONF", "SLURM_JOB_ID")
+"""All that srun must know of the allocation; it asks the controller for the rest."""
 _KILL_WAIT_S = 10.0
 _CLEAR_WITHIN_S = 60.0
 
@@ -113,7 +113,7 @@ class SrunLauncher:
     def _environment(self) -> dict[str, str]:
         environment = own_environment()
         for name, value in os.environ.items():
-            if name in _JOB_VARIABLES or name.startswith("SLURM_JOB_ID_HET_GROUP_"):
+            if name in _JOB_VARIABLES:
                 environment[name] = value
         for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"):
             environment.pop(name, None)

@@ -306,6 +306,17 @@ def test_a_killed_store_is_an_error_promptly_for_every_caller(tmp_path: Path):
     assert max(took.values()) < PROMPTLY_S, took
 
 
+def test_the_signals_of_a_preemption_leave_the_store_alive(tmp_path: Path):
+    """The processes of the run need it to agree on a checkpoint."""
+    handle = StoreHandle(KEY, 0, tmp_path / "store.log", LocalLauncher().store_command())
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        os.kill(handle.pid, number)
+    handle.set("after", 1)
+    assert handle.get("after") == 1
+    handle.close()
+    assert handle.poll() == 0
+
+
 def test_a_store_that_cannot_start_is_an_error_at_once_and_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -6,6 +6,7 @@ import pytest
 
 from towline.jobs import deadline as module
 from towline.jobs.deadline import Deadline
+from towline.storage.errors import SlurmError
 
 
 class Clock:
@@ -89,8 +90,24 @@ def test_node_hours_that_run_out_stop_it_with_a_checkpoint(clock: Clock):
 
 
 def test_only_a_signal_to_the_batch_step_itself_means_that_slurm_takes_the_job_away(clock: Clock):
-    assert Deadline(ask_end=lambda: None, signals=[signal.SIGTERM]).is_being_ended
-    assert not Deadline(ask_end=lambda: None, told=[signal.SIGTERM]).is_being_ended
+    assert Deadline(ask_end=lambda: None, is_in_job=True, signals=[signal.SIGTERM]).is_being_ended
+    assert not Deadline(ask_end=lambda: None, is_in_job=True, told=[signal.SIGTERM]).is_being_ended
+    assert not Deadline(ask_end=lambda: None, signals=[signal.SIGTERM]).is_being_ended
+
+
+def test_while_the_controller_is_away_its_last_answer_holds(clock: Clock):
+    answers = iter([2000.0])
+
+    def ask() -> float:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise SlurmError("Unable to contact slurm controller") from None
+
+    deadline = Deadline(ask_end=ask)
+    assert deadline.left_s() == 1000.0
+    clock.advance(300)
+    assert deadline.left_s() == 700.0
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,42 @@ def test_a_killed_rank_is_named_by_its_launcher(run: RunDirectory, tmp_path: Pat
     )
 
 
+SRUN = """\
+srun: error: gpu-03: task 2: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=12.3
+srun: error: gpu-01: tasks 0-1: Terminated
+srun: Force Terminated StepId=12.3
+"""
+
+
+def test_the_first_task_that_srun_names_counts(run: RunDirectory, tmp_path: Path) -> None:
+    log = tmp_path / "trainer.launch.log"
+    log.write_text("output of a rank\n" + SRUN)
+    assert killed_fault(run, 2, "trainer", 143, log) == Fault(
+        process="trainer.2",
+        what="killed by SIGKILL (out of memory, or kill -9) (on gpu-03)",
+        log=str(run.log(2, "trainer.2")),
+    )
+
+
+def test_a_task_that_ended_by_itself_was_not_killed_by_the_signal_that_ends_the_others(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    log = tmp_path / "trainer.launch.log"
+    log.write_text(SRUN.replace("Killed", "Exited with exit code 1"))
+    assert killed_fault(run, 2, "trainer", 143, log) is None
+
+
+def test_of_an_engine_the_latest_life_counts(run: RunDirectory, tmp_path: Path) -> None:
+    log = tmp_path / "rollout.1.launch.log"
+    log.write_text(
+        "srun: error: g1: task 0: Out Of Memory\nsrun: error: g1: task 0: Segmentation fault (core dumped)\n"
+    )
+    fault = killed_fault(run, 0, "rollout.1", 139, log)
+    assert fault is not None
+    assert (fault.process, fault.what) == ("rollout.1", "killed by SIGSEGV (on g1)")
+
+
 def test_the_first_rank_that_the_launcher_names_counts(run: RunDirectory, tmp_path: Path) -> None:
     log = tmp_path / "trainer.log"
     log.write_bytes(

@@ -80,7 +80,6 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     monkeypatch.setattr(allocation, "cancel", lambda job: world.done.append(("cancel", job)))
     monkeypatch.setattr(allocation, "lost_nodes", lambda nodes: world.lost)
     monkeypatch.setattr(allocation, "nodes_that_failed", lambda nodes, since: world.failed)
-    monkeypatch.setattr(allocation, "wait", lambda seconds: None)
     monkeypatch.setattr(os, "_exit", world.end)
     return world
 
