@@ -1,6 +1,6 @@
 """`towline check`: what an experiment will do and need, and everything that is wrong with it, before it starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ import psutil
 
 from towline.jobs.experiment import ExperimentConfig
 from towline.launcher.experiment_file import read_experiment
+from towline.launcher.on_cluster import read_on_cluster
 from towline.launcher.plan import Plan, size_text
 from towline.launcher.preflight import Findings, Prompts, free_bytes, has_gpu, preflight
 from towline.launcher.text import printable
@@ -18,22 +19,37 @@ from towline.storage.dataset_files import shown
 BAD_INPUT = 2
 
 
-def check_experiment(path: Path, overrides: tuple[str, ...]) -> int:
-    """Print the report; return 2 when something is wrong."""
-    file, experiment = read_experiment(path, overrides)
-    found = preflight(file, experiment)
-    print("\n".join(report_lines(experiment, found)))
+def check_experiment(path: Path, overrides: tuple[str, ...], cluster: str | None = None) -> int:
+    """Print the report; return 2 when something is wrong.
+
+    Args:
+        cluster: name or file of the profile that it will be submitted with; None: it will run on this machine.
+    """
+    if cluster is None:
+        file, experiment = read_experiment(path, overrides)
+        found = preflight(file, experiment)
+        lines = report_lines(experiment, found)
+    else:
+        job = read_on_cluster(path, cluster, overrides)
+        found = job.look()
+        lines = report_lines(job.experiment, found, job.job_lines())
+    print("\n".join(lines))
     return BAD_INPUT if found.problems else 0
 
 
-def report_lines(experiment: ExperimentConfig, found: Findings) -> Iterator[str]:
+def report_lines(experiment: ExperimentConfig, found: Findings, job: Sequence[str] = ()) -> Iterator[str]:
+    """
+    Args:
+        job: layout, cost and limit of a job on a cluster.
+    """
     yield from _model_lines(experiment, found)
     for prompts in (found.train, found.held_out):
         if prompts is not None:
             yield from _data_lines(prompts)
     yield from _reward_lines(experiment.rewards)
     if found.plan is not None:
-        yield from plan_lines(found.plan, experiment)
+        yield from plan_lines(found.plan, experiment, on_cluster=bool(job))
+    yield from job
     for warning in found.warnings:
         yield f"! {warning}"
     for problem in found.problems:
@@ -89,7 +105,7 @@ def _reward_lines(rewards: tuple[RewardConfig, ...]) -> Iterator[str]:
         )
 
 
-def plan_lines(plan: Plan, experiment: ExperimentConfig) -> Iterator[str]:
+def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = False) -> Iterator[str]:
     """What trainer, engines and disk need, each beside what there is."""
     state = plan.state
     reference = f" + reference {size_text(plan.reference)}" if plan.reference else ""
@@ -102,7 +118,8 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig) -> Iterator[str]:
         f"        rollout {_times(plan.num_engines, 'engine')}   weights {size_text(plan.engine_weights)} + KV cache "
         f"{size_text(plan.kv_cache)} = {plan.kv_tokens:,} tokens of {plan.kv_bytes_per_token:,} B"
     )
-    yield f"        memory  ~{size_text(plan.memory)} in all   {_memory_verdict(plan)}"
+    verdict = "not compared: this is not where it will run" if on_cluster else _memory_verdict(plan)
+    yield f"        memory  ~{size_text(plan.memory)} in all   {verdict}"
     rollout = experiment.rollout
     yield (
         f"        step    {rollout.prompts_per_step} prompts of {rollout.group_size} completions   "

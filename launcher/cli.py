@@ -5,8 +5,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from towline.storage.errors import TowlineError
+
+if TYPE_CHECKING:
+    from towline.storage.run_directory import RunDirectory
 
 DESCRIPTION = """Post-training of language models.
 
@@ -46,11 +50,34 @@ def make_parser() -> argparse.ArgumentParser:
         return added
 
     _takes_experiment(verb("run", "train on this machine", _run))
+    submit = verb("submit", "train on a Slurm cluster", _submit)
+    _takes_experiment(submit)
+    submit.add_argument("--cluster", metavar="PROFILE", help="cluster profile, name or file; default: $TOWLINE_CLUSTER")
+    submit.add_argument("--dry-run", action="store_true", help="print the sbatch script, submit nothing")
+    submit.add_argument("--smoke", action="store_true", help="both roles on one node of the profile's debug partition")
     resume = verb("resume", "go on with a run where it stopped", _resume)
     _takes_run(resume)
     _takes_overrides(resume, "change a value of the run, such as -o steps=800; may be repeated")
-    _takes_experiment(verb("check", "say all that can be known before anything starts", _check))
-    _takes_run(verb("status", "how a run is doing", _status))
+    check = verb("check", "say all that can be known before anything starts", _check)
+    _takes_experiment(check)
+    check.add_argument("--cluster", metavar="PROFILE", help="as `submit` with this profile would run it")
+    status = verb("status", "how a run is doing", _status)
+    _takes_run(status)
+    status.add_argument("--follow", action="store_true", help="go on until the run has ended, and exit as it did")
+    logs = verb("logs", "which logs a run has, and the end of one", _logs)
+    _takes_run(logs)
+    logs.add_argument(
+        "process",
+        nargs="?",
+        metavar="PROCESS",
+        help="such as trainer.0, rollout.1, supervisor, batch; default: list them",
+    )
+    logs.add_argument("--attempt", type=_count, metavar="N", help="default: the newest that has such a log")
+    logs.add_argument("-n", dest="lines", type=_count, default=50, metavar="LINES", help="lines to show (default 50)")
+    logs.add_argument("--follow", action="store_true", help="go on with what is added, in later attempts too")
+    cancel = verb("cancel", "stop a run with a checkpoint, or take it out of the queue", _cancel)
+    _takes_run(cancel)
+    cancel.add_argument("--now", action="store_true", help="end it at once, without a new checkpoint")
     samples = verb("samples", "show completions of a run with their rewards", _samples)
     _takes_run(samples)
     samples.add_argument("--step", type=_count, help="step to show, from 0; default: the latest that is scored")
@@ -75,8 +102,12 @@ def _takes_overrides(verb: argparse.ArgumentParser, help: str) -> None:
 
 
 def _takes_run(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("run", nargs="?", metavar="RUN", help="a run's name or folder; default: the latest run")
-    verb.add_argument("--root", type=Path, default=Path("runs"), help="folder in which runs are made (default ./runs)")
+    verb.add_argument(
+        "run", nargs="?", metavar="RUN", help="a run's name, folder or Slurm job id; default: the latest run"
+    )
+    verb.add_argument(
+        "--root", type=Path, help="folder in which runs are made (default ./runs, and that of $TOWLINE_CLUSTER)"
+    )
 
 
 def _count(text: str) -> int:
@@ -85,38 +116,70 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _found(options: argparse.Namespace) -> "RunDirectory":
+    from towline.launcher.find_run import default_roots, find_run
+
+    return find_run(options.run, *(default_roots() if options.root is None else (options.root,)))
+
+
 def _run(options: argparse.Namespace) -> int:
     from towline.launcher.run import run_experiment
 
     return run_experiment(options.file, tuple(options.overrides))
 
 
+def _submit(options: argparse.Namespace) -> int:
+    from towline.launcher.submit import submit_from_command
+
+    return submit_from_command(
+        options.file, options.cluster, tuple(options.overrides), smoke=options.smoke, dry_run=options.dry_run
+    )
+
+
 def _resume(options: argparse.Namespace) -> int:
-    from towline.launcher.find_run import find_run
     from towline.launcher.resume import resume_run
 
-    return resume_run(find_run(options.run, options.root), tuple(options.overrides))
+    return resume_run(_found(options), tuple(options.overrides))
 
 
 def _check(options: argparse.Namespace) -> int:
     from towline.launcher.check import check_experiment
 
-    return check_experiment(options.file, tuple(options.overrides))
+    return check_experiment(options.file, tuple(options.overrides), options.cluster)
 
 
 def _status(options: argparse.Namespace) -> int:
-    from towline.launcher.find_run import find_run
+    run = _found(options)
+    if options.follow:
+        from rich.console import Console
+
+        from towline.launcher.follow import follow_status
+
+        return follow_status(run, Console(highlight=False))
     from towline.launcher.status import print_status
 
-    return print_status(find_run(options.run, options.root))
+    return print_status(run)
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from towline.launcher.logs import show_logs
+
+    return show_logs(
+        _found(options), options.process, attempt=options.attempt, follow=options.follow, num_lines=options.lines
+    )
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    from towline.launcher.cancel import cancel_run
+
+    return cancel_run(_found(options), now=options.now)
 
 
 def _samples(options: argparse.Namespace) -> int:
-    from towline.launcher.find_run import find_run
     from towline.launcher.samples import print_samples
 
     return print_samples(
-        find_run(options.run, options.root),
+        _found(options),
         step=options.step,
         num=options.num,
         only_failed=options.failed,
@@ -125,17 +188,15 @@ def _samples(options: argparse.Namespace) -> int:
 
 
 def _ledger(options: argparse.Namespace) -> int:
-    from towline.launcher.find_run import find_run
     from towline.launcher.ledger import print_ledger
 
-    return print_ledger(find_run(options.run, options.root))
+    return print_ledger(_found(options))
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from towline.launcher.find_run import find_run
     from towline.launcher.replay import replay_run
 
-    return replay_run(find_run(options.run, options.root), options.step)
+    return replay_run(_found(options), options.step)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,13 @@ from typing import Any, cast
 from rich.console import Console
 
 from towline.jobs.experiment import ExperimentConfig, override_experiment
+from towline.jobs.slurm.attempts import AttemptBook
 from towline.launcher.environment import describe_environment
 from towline.launcher.preflight import machine_problems, raise_problems
 from towline.launcher.run import carry_out, refuse_login_node
+from towline.launcher.run_job import live_jobs
+from towline.launcher.submit import announce, prepare_again, submit_prepared
+from towline.storage.dataset_files import shown
 from towline.storage.errors import InputError, RunFolderError
 from towline.storage.run_directory import RunDirectory, is_locked, write_json
 
@@ -30,13 +34,42 @@ PARTS = {
 
 
 def resume_run(run: RunDirectory, overrides: tuple[str, ...]) -> int:
-    """Carry out one more attempt.
+    """Carry out one more attempt here, or hand a further job to Slurm if the run was submitted to it.
 
     Raises:
         InputError: the run is in use, nothing is left to do, or a change would reset a part of it; nothing was started.
         RunFault: a process of the run failed.
+        SlurmError: sbatch refused.
     """
+    if run.cluster.is_file():
+        return _submit_again(RunDirectory(run.root.absolute()), overrides)
     refuse_login_node(run.root, verb="resume")
+    before, experiment = _changed(run, overrides)
+    raise_problems(machine_problems(experiment))
+    if experiment != before:
+        write_json(run.config, experiment.model_dump(mode="json"))
+    write_json(run.environment, describe_environment(overrides))
+    console = Console(highlight=False)
+    return carry_out(run, experiment, console)
+
+
+def _submit_again(run: RunDirectory, overrides: tuple[str, ...]) -> int:
+    if jobs := live_jobs(run):
+        raise RunFolderError(
+            f"{run.root.name} has a job that waits or runs: {', '.join(map(str, jobs))}. Nothing was submitted. See "
+            f"towline status {shown(run.root)}; towline cancel {shown(run.root)} ends it."
+        )
+    _, experiment = _changed(run, overrides)
+    _refuse_without_budget(run, experiment)
+    prepared = prepare_again(run, experiment)
+    write_json(run.environment, describe_environment(overrides))
+    for line in prepared.notes:
+        print(line)
+    return announce(prepared, submit_prepared(prepared))
+
+
+def _changed(run: RunDirectory, overrides: tuple[str, ...]) -> tuple[ExperimentConfig, ExperimentConfig]:
+    """The experiment as the run has it, and as it is to go on; nothing of the run is changed."""
     if is_locked(run):  # its processes read the experiment whenever they start again
         raise RunFolderError(f"run folder {run.root} is in use by another supervisor. Nothing was changed.")
     before = ExperimentConfig.model_validate_json(run.config.read_text())
@@ -48,12 +81,16 @@ def resume_run(run: RunDirectory, overrides: tuple[str, ...]) -> int:
             f"{run.root.name} is done: {state['next_step']} of {experiment.steps} steps. To train on, give it more: "
             f"towline resume {run.root} -o steps={2 * experiment.steps}"
         )
-    raise_problems(machine_problems(experiment))
-    if experiment != before:
-        write_json(run.config, experiment.model_dump(mode="json"))
-    write_json(run.environment, describe_environment(overrides))
-    console = Console(highlight=False)
-    return carry_out(run, experiment, console)
+    return before, experiment
+
+
+def _refuse_without_budget(run: RunDirectory, experiment: ExperimentConfig) -> None:
+    used, most = AttemptBook(run).node_hours(), experiment.nodes.max_node_hours if experiment.nodes else None
+    if most is not None and used >= most:
+        raise InputError(
+            f"{run.root.name} has used {used:.2f} node-hours and nodes.max_node_hours is {most:g}: the job would end "
+            f"at once. Nothing was submitted. More: towline resume {shown(run.root)} -o nodes.max_node_hours=HOURS"
+        )
 
 
 def _refuse_resets(run: RunDirectory, before: ExperimentConfig, after: ExperimentConfig) -> None:

@@ -34,6 +34,7 @@ def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
     refuse_login_node(path)
     console = Console(highlight=False)
     file, experiment = read_experiment(path, overrides)
+    experiment = experiment.model_copy(update={"nodes": None})
     found = preflight(file, experiment)
     raise_problems([*found.problems, *machine_problems(experiment)])
     for warning in found.warnings:
@@ -62,11 +63,16 @@ def refuse_login_node(what: Path, *, verb: str = "run") -> None:
     """A login node is shared by everybody; training on it is unkind and usually killed."""
     if shutil.which("sbatch") is None or "SLURM_JOB_ID" in os.environ or os.environ.get("TOWLINE_ALLOW_LOGIN") == "1":
         return
+    alone = f"sbatch --nodes=1 --exclusive --wrap 'towline {verb} {what}'"
+    use = (
+        f"  towline submit {what}{'' if os.environ.get('TOWLINE_CLUSTER') else ' --cluster PROFILE'}\n"
+        f"or, for one node and with your partition and account,\n  {alone}\n"
+        if verb == "run"
+        else f"  {alone}\nwith your partition and account. "
+    )
     raise InputError(
         f"towline {verb} trains on this machine, and this is a login node of a Slurm cluster (sbatch is on the PATH, "
-        "and there is no allocation). Use\n"
-        f"  sbatch --nodes=1 --exclusive --wrap 'towline {verb} {what}'\n"
-        "with your partition and account. TOWLINE_ALLOW_LOGIN=1 runs it here all the same."
+        f"and there is no allocation). Use\n{use}TOWLINE_ALLOW_LOGIN=1 runs it here all the same."
     )
 
 

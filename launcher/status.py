@@ -1,40 +1,48 @@
-"""`towline status`: how a run is doing, from its files alone."""
+"""`towline status`: how a run is doing, from its files and, for a run on a cluster, from what Slurm says of its job."""
 
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from towline.jobs.experiment import ExperimentConfig
-from towline.launcher.progress import evaluation_line, number
+from towline.jobs.step_lines import evaluation_line, number
+from towline.launcher.job_lines import history_text, job_lines, waits_text
+from towline.launcher.run_job import RunJob, run_job
+from towline.launcher.run_word import GOES_ON_BY_RESUME, LOST, UNDER_WAY, run_word, was_started
 from towline.launcher.summary import duration
 from towline.storage.checkpoints import checkpoint_path, newest_step
 from towline.storage.dataset_files import shown
-from towline.storage.run_directory import RunDirectory, is_locked, read_jsonl
+from towline.storage.run_directory import RunDirectory, read_jsonl
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 20
 RECENT_STEPS = 10
-_UNDER_WAY = ("running", "stopping")
 
 
 def print_status(run: RunDirectory) -> int:
-    print("\n".join(status_lines(run, now=time.time())))
+    job = asked_job(run)  # may take a while
+    print("\n".join(status_lines(run, now=time.time(), job=job)))
     return 0
 
 
-def status_lines(run: RunDirectory, *, now: float) -> Iterator[str]:
+def asked_job(run: RunDirectory) -> RunJob | None:
+    """None for a run of one machine, and for one that was never handed in."""
+    return run_job(run) if run.cluster.is_file() else None
+
+
+def status_lines(run: RunDirectory, *, now: float, job: RunJob | None = None) -> Iterator[str]:
     experiment = ExperimentConfig.model_validate_json(run.config.read_text())
     state, rows = run.read_state(), read_jsonl(run.metrics)
-    word = _word(run, state)
-    yield f"{run.root.name}  {word}  attempt {state.get('attempt', '-')}{_since(state, now)}"
-    if word == "LOST":
-        yield from _lost_lines(run, state)
+    word = run_word(run, job)
+    yield f"{run.root.name}  {word}  {_attempt_text(run, state, job, now)}"
+    if job is not None:
+        yield from job_lines(run, experiment, job, word, now)
+    if word == LOST:
+        yield from _lost_lines(run, state, job)
     yield _step_line(experiment.steps, rows, is_under_way=word in ("RUNNING", "STOPPING"), now=now)
     if rows:
         yield _learning_line(rows)
@@ -44,41 +52,41 @@ def status_lines(run: RunDirectory, *, now: float) -> Iterator[str]:
     yield _kept_line(run, rows, now)
     if word == "FAILED" and state.get("fault"):
         yield str(state["fault"])
-    if word in ("STOPPED", "LOST"):
+    if word in GOES_ON_BY_RESUME:
         yield f"next: towline resume {shown(run.root)}"
 
 
-def _word(run: RunDirectory, state: dict[str, Any]) -> str:
-    """What the state file says, unless the supervisor that wrote it is gone."""
-    status = state.get("status")
-    if status is None:
-        return "NOT STARTED"
-    return "LOST" if status in _UNDER_WAY and not _is_supervised(run, state) else str(status).upper()
+def _attempt_text(run: RunDirectory, state: dict[str, Any], job: RunJob | None, now: float) -> str:
+    if job is None:
+        return f"attempt {state.get('attempt', '-')}{_since(state, now)}"
+    if job.is_waiting:
+        return f"job {job.id} waits{waits_text(job, now)}{history_text(run, job)}"
+    if "attempt" not in state or state.get("status") in ("queued", "requeued"):
+        doing = "between two attempts" if was_started(run, job) else "starting"
+        return f"job {job.id}{f', {doing}' if job.is_alive else ''}"
+    return f"attempt {state['attempt']} of job {job.id}{_since(state, now)}{history_text(run, job)}"
 
 
-def _is_supervised(run: RunDirectory, state: dict[str, Any]) -> bool:
-    """Locks may not be seen from another host; there the state file is taken at its word."""
-    if state.get("host") != socket.gethostname():
-        return True
-    return psutil.pid_exists(int(state["pid"])) and is_locked(run)
-
-
-def _lost_lines(run: RunDirectory, state: dict[str, Any]) -> Iterator[str]:
+def _lost_lines(run: RunDirectory, state: dict[str, Any], job: RunJob | None) -> Iterator[str]:
     kept = newest_step(run.checkpoints)
-    yield (
-        f"  its supervisor (process {state.get('pid')} on {state.get('host')}) is gone without a word: killed, out of "
-        "memory, or the machine was started again"
-    )
-    yield f"  look at {shown(run.logs(state.get('attempt', 0)))}; a resume ends the processes it left on that host"
+    if job is None or job.silence:
+        yield (
+            f"  its supervisor (process {state.get('pid')} on {state.get('host')}) is gone without a word: killed, out "
+            "of memory, or the machine was started again"
+        )
+        yield f"  look at {shown(run.logs(state.get('attempt', 0)))}; a resume ends the processes it left on that host"
+    else:
+        yield f"  the files say {state.get('status')}, but the job has ended: its supervisor was not asked to stop"
+        yield f"  look at towline logs {shown(run.root)} batch"
     yield f"  kept: {'no checkpoint' if kept is None else f'checkpoint {kept}'} and every sealed shard"
 
 
 def _since(state: dict[str, Any], now: float) -> str:
     if "started" not in state:
         return ""
-    if "ended" in state and state.get("status") not in _UNDER_WAY:
+    if state.get("ended") is not None and state.get("status") not in UNDER_WAY:
         return f"  took {duration(state['ended'] - state['started'])}, ended {_ago(now - state['ended'])}"
-    return f"  for {duration(now - state['started'])}"
+    return f"  for {duration(max(0.0, now - state['started']))}"
 
 
 def _step_line(num_steps: int, rows: Sequence[dict[str, Any]], *, is_under_way: bool, now: float) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fake_slurm import FakeSlurm
 from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.slurm.profile import ClusterProfile, Group
 from towline.launcher.experiment_file import ExperimentFile, read_experiment
 from towline.launcher.preflight import Findings, preflight
 from towline.launcher.run import make_run
@@ -27,7 +30,7 @@ from towline.storage.records import (
     ScoreStatus,
     ShardOrigin,
 )
-from towline.storage.run_directory import RunDirectory
+from towline.storage.run_directory import RunDirectory, write_json
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyz0123456789"]
 CONFIG = {
@@ -42,6 +45,7 @@ CONFIG = {
     "vocab_size": len(WORDS),
     "dtype": "float32",
 }
+SMALL_GROUP = Group(sbatch={"time": "00:30:00"})
 EXPERIMENT = """\
 objective = "grpo"
 steps = 3
@@ -182,6 +186,33 @@ def run(project: Project) -> RunDirectory:
     return run
 
 
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return FakeSlurm.install(tmp_path / "bin", monkeypatch)
+
+
+@pytest.fixture
+def cluster_run(run: RunDirectory) -> RunDirectory:
+    """The run as job 12 left it: two components, one attempt, which brought it to its end."""
+    nodes = {"trainer": 2, "rollout": 2, "scorer": 0}
+    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    write_json(run.config, experiment.model_dump(mode="json") | {"nodes": nodes})
+    profile = ClusterProfile(name="small", trainer=SMALL_GROUP, rollout=SMALL_GROUP)
+    write_json(run.cluster, profile.dump())
+    run.slurm.mkdir()
+    add_job(run, "12")
+    begin = {"number": 0, "job": "12", "submission": 0, "nodes": ["t0", "t1", "r0", "r1"], "began": 100.0}
+    append_jsonl(run.attempts_file, begin)
+    append_jsonl(run.attempts_file, {"number": 0, "ended": 190.0, "outcome": "done"})
+    return run
+
+
+def add_job(run: RunDirectory, job: str, submission: int = 0) -> None:
+    components = {"trainer": f"{job}+0", "rollout": f"{job}+1"}
+    append_jsonl(run.submissions, {"job": job, "submission": submission, "submitted": time.time(),
+                                   "components": components, "smoke": False})  # fmt: skip
+
+
 def keep_checkpoint(run: RunDirectory, step: int) -> None:
     """A whole one, without weights."""
     state = TrainingState(step=step, wave=0, branch=0, version=step, stream_digest="", seed=0, data="", reference="",
@@ -275,3 +306,10 @@ def _processor_with_bfloat16(tmp_path_factory: pytest.TempPathFactory, monkeypat
     cpuinfo = tmp_path_factory.mktemp("processor") / "cpuinfo"
     cpuinfo.write_text("flags : avx512_bf16\n")
     monkeypatch.setattr("towline.launcher.processor.CPUINFO", cpuinfo)
+
+
+@pytest.fixture(autouse=True)
+def _not_a_login_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor whether Slurm is installed on it."""
+    monkeypatch.setenv("TOWLINE_ALLOW_LOGIN", "1")
+    monkeypatch.delenv("TOWLINE_CLUSTER", raising=False)

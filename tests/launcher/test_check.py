@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 
+from fake_slurm import FakeSlurm
 from towline.launcher.check import report_lines
 from towline.launcher.cli import command
 
@@ -43,3 +46,56 @@ def test_check_lists_all_problems_and_exits_with_2(project, capsys: pytest.Captu
     text = capsys.readouterr().out
     assert text.count("FAILED  ") == 2
     assert not project.runs.exists()
+
+
+@pytest.fixture
+def cluster(project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file of a profile with two GPUs a node, and a variable that the experiment uses."""
+    monkeypatch.setattr("towline.launcher.preflight.can_tokenize", lambda: False)
+    project.change('model = "model"', 'model = "${MODELS}/model"')
+    group = 'sbatch = { partition = "gpu", gpus-per-node = 2, time = "12:00:00" }'
+    path = tmp_path / "here.toml"
+    path.write_text(f'name = "here"\n[vars]\nMODELS = "{project.folder}"\n[trainer]\n{group}\n[rollout]\n{group}\n')
+    return str(path)
+
+
+def test_for_a_cluster_the_job_is_told_and_nothing_is_made(
+    project, cluster: str, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["check", str(project.file), "--cluster", cluster, "-o", "nodes.rollout=3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    plan = next(number for number, line in enumerate(lines) if line.startswith("plan    trainer 2 ranks"))
+    assert lines[plan + 1].startswith("        rollout 6 engines")
+    assert lines[plan + 2].endswith("not compared: this is not where it will run")
+    assert lines[plan + 5 : plan + 8] == [
+        "layout  heterogeneous job: trainer 1 node + rollout 3 nodes",
+        "cost    up to 48.0 node-hours an attempt, no nodes.max_node_hours",
+        "limit   12 h: a checkpoint in time, then requeue",
+    ]
+    assert not project.runs.exists()
+    assert slurm.calls("sbatch") == []
+
+
+def test_what_the_partition_refuses_is_among_the_problems(
+    project, cluster: str, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.fails("scontrol", "Partition gpu not found")
+    (project.folder / "held_out.jsonl").unlink()
+    assert command(["check", str(project.file), "--cluster", cluster]) == 2
+    said = capsys.readouterr().out
+    assert "FAILED  partition gpu of profile here does not exist here" in said
+    assert said.count("FAILED  ") == 2
+
+
+def test_without_a_cluster_its_variables_are_not_known(
+    project, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["check", str(project.file)]) == 2
+    assert "${MODELS} is not a variable of the cluster profile" in capsys.readouterr().err
+
+
+def test_a_hub_name_is_refused_in_the_clusters_words(
+    project, cluster: str, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["check", str(project.file), "--cluster", cluster, "-o", "policy.model=Qwen/Qwen2.5-7B"]) == 2
+    assert 'policy.model "Qwen/Qwen2.5-7B" is a Hub name; here\'s compute nodes are offline' in capsys.readouterr().out

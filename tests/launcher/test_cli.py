@@ -25,9 +25,12 @@ def options_of(verb: argparse.ArgumentParser) -> list[str]:
 def test_verbs_and_their_options_are_frozen() -> None:
     assert {name: options_of(verb) for name, verb in verbs().items()} == {
         "run": ["-h", "-o", "file"],
+        "submit": ["--cluster", "--dry-run", "--smoke", "-h", "-o", "file"],
         "resume": ["--root", "-h", "-o", "run"],
-        "check": ["-h", "-o", "file"],
-        "status": ["--root", "-h", "run"],
+        "check": ["--cluster", "-h", "-o", "file"],
+        "status": ["--follow", "--root", "-h", "run"],
+        "logs": ["--attempt", "--follow", "--root", "-h", "-n", "process", "run"],
+        "cancel": ["--now", "--root", "-h", "run"],
         "samples": ["--failed", "--num", "--root", "--step", "--tokens", "-h", "run"],
         "ledger": ["--root", "-h", "run"],
         "replay": ["--root", "--step", "-h", "run"],
@@ -72,7 +75,7 @@ def test_overrides_may_be_repeated() -> None:
     assert make_parser().parse_args(["run", "x.toml"]).overrides == []
 
 
-@pytest.mark.parametrize("argv", [["replay"], ["samples", "--step", "-1"], ["submit", "x.toml"], []])
+@pytest.mark.parametrize("argv", [["replay"], ["samples", "--step", "-1"], ["submit"], []])
 def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command(argv)
@@ -102,7 +105,13 @@ def test_run_on_a_login_node_is_refused_with_the_command_to_use(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.delenv("TOWLINE_ALLOW_LOGIN", raising=False)
     assert command(["run", str(project.file)]) == 2
-    assert f"sbatch --nodes=1 --exclusive --wrap 'towline run {project.file}'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"\n  towline submit {project.file} --cluster PROFILE\n" in said
+    assert f"sbatch --nodes=1 --exclusive --wrap 'towline run {project.file}'" in said
+    assert "TOWLINE_ALLOW_LOGIN=1" in said
+    monkeypatch.setenv("TOWLINE_CLUSTER", "big")
+    assert command(["run", str(project.file)]) == 2
+    assert f"\n  towline submit {project.file}\n" in capsys.readouterr().err
     assert not project.runs.exists()
 
 
@@ -114,6 +123,7 @@ def test_run_in_an_allocation_is_not_a_login_node(
     sbatch.write_text("#!/bin/sh\n")
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("TOWLINE_ALLOW_LOGIN")
     monkeypatch.setenv(variable, "1")
     project.file.write_text("")
     assert command(["run", str(project.file)]) == 2

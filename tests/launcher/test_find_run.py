@@ -3,9 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from towline.launcher.find_run import find_run
+from towline.launcher.find_run import default_roots, find_run
 from towline.launcher.run import make_run
 from towline.storage.errors import RunFolderError
+from towline.storage.metrics import append_jsonl
+from towline.storage.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -45,3 +47,46 @@ def test_no_runs_at_all(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"is not a run folder: experiment\.json is missing"):
         find_run(str(tmp_path), tmp_path / "runs")
+
+
+@pytest.mark.parametrize("text", ["12", "12+1", "12_3", "12.batch", "12+0.3"])
+def test_a_run_is_found_by_one_of_its_jobs(two_runs: Path, text: str) -> None:
+    for job in ("11", "12"):
+        append_jsonl(RunDirectory(two_runs / "older").submissions, {"job": job, "submission": 0, "submitted": 1.0})
+    append_jsonl(RunDirectory(two_runs / "newer").submissions, {"job": "13", "submission": 0, "submitted": 2.0})
+    assert find_run(text, two_runs).root.name == "older"
+
+
+def test_a_job_id_that_was_given_out_again_means_the_later_run(two_runs: Path) -> None:
+    for name, when in (("newer", 5.0), ("older", 7.0)):
+        append_jsonl(RunDirectory(two_runs / name).submissions, {"job": "12", "submission": 0, "submitted": when})
+    assert find_run("12", two_runs).root.name == "older"
+
+
+def test_a_run_whose_name_is_a_number_is_meant_first(project, two_runs: Path) -> None:
+    make_run(*project.read('run.name="12"'))
+    append_jsonl(RunDirectory(two_runs / "older").submissions, {"job": "12", "submission": 0, "submitted": 1.0})
+    assert find_run("12", two_runs).root.name == "12"
+
+
+def test_an_unknown_job_is_named(two_runs: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"99 is neither a run nor a Slurm job of a run in "):
+        find_run("99", two_runs)
+
+
+def test_several_roots_are_one_choice(project, two_runs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    make_run(*project.read("run.name=far", f"run.root={other}"))
+    assert find_run(None, two_runs, other).root == other / "far"
+    assert find_run("far", two_runs, other).root == other / "far"
+    assert find_run("older", two_runs, other).root == two_runs / "older"
+
+
+def test_the_clusters_folder_is_looked_at_when_a_cluster_is_set(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("TOWLINE_CLUSTER", raising=False)
+    assert default_roots() == (Path("runs"),)
+    profile = tmp_path / "big.toml"
+    profile.write_text('name = "big"\n[folders]\nruns = "$SCRATCH/towline"\n')
+    monkeypatch.setenv("TOWLINE_CLUSTER", str(profile))
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    assert default_roots() == (Path("runs"), tmp_path / "towline")

@@ -64,6 +64,18 @@ def test_check_works_and_says_what_it_could_not_count(project, login_node: dict[
     assert "tokens of the prompts were not counted: transformers is not installed here" in done.stdout
 
 
+def test_a_job_for_a_cluster_is_checked_and_written(project, slurm, login_node: dict[str, str]) -> None:
+    environment = login_node | {"PATH": os.environ["PATH"]}
+    done = towline(environment, "check", str(project.file), "--cluster", "dev")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "layout  heterogeneous job: trainer 1 node + rollout 1 node" in done.stdout
+    done = towline(environment, "submit", str(project.file), "--cluster", "dev", "--dry-run", "-o", "run.name=dry")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (project.runs / "dry" / "slurm" / "callable.sh").read_text()
+    assert "Nothing was submitted." in done.stderr
+    assert slurm.calls("sbatch") == []
+
+
 def test_run_names_what_is_missing(project, login_node: dict[str, str]) -> None:
     done = towline(login_node, "run", str(project.file))
     assert done.returncode == 2

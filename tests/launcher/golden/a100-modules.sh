@@ -1,0 +1,20 @@
+#!/bin/bash
+#SBATCH --job-name=golden
+#SBATCH --output=/runs/golden/logs/batch.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR2@300
+#SBATCH --no-requeue
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=4
+#SBATCH --partition=gpu
+#SBATCH --account=ab123
+#SBATCH --gres=gpu:a100:4
+#SBATCH --cpus-per-task=16
+#SBATCH --exclusive
+#SBATCH --time=12:00:00
+
+module load cudatoolkit
+module load aws-ofi-nccl
+source /project/ab123/towline/.venv/bin/activate
+export PYTHONPATH=/runs/golden/code${PYTHONPATH:+:$PYTHONPATH}
+exec /venv/bin/python -P -u -m towline.jobs.slurm.batch_entry /runs/golden/slurm
