@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
 # Everything a change must pass: lint, format, types, import rules, tests. Sets the environment up first.
 #
-#   bash env/test.sh           all tests that need neither a Slurm cluster nor a GPU
+#   bash env/test.sh           all tests that need no GPU; those for Slurm on the development cluster of env/slurm,
+#                              which it installs and starts where it is root
 #   bash env/test.sh --fast    without those marked slow: no engine, no trainer, no whole run
-#   bash env/test.sh --all     with every case of the fault matrix, and those for Slurm and GPUs where this machine has them
+#   bash env/test.sh --all     with every case of the fault matrix, and those for GPUs where this machine has one
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 has_gpu() { nvidia-smi -L 2>/dev/null | grep -q GPU; }
 
+can_have_cluster() { [ "$(id -u)" = 0 ] && { command -v slurmctld || command -v apt-get; } >/dev/null; }
+
 case ${1:-} in
-  "") marks="not slurm and not gpu and not matrix" setup=() ;;
-  --fast) marks="not slow and not slurm and not gpu and not matrix" setup=(--no-models) ;;
+  "") marks="not slurm and not gpu and not matrix" slurm=yes setup=() ;;
+  --fast) marks="not slow and not slurm and not gpu and not matrix" slurm=no setup=(--no-models) ;;
   --all)
-    marks="not never"
-    command -v sbatch >/dev/null || marks+=" and not slurm"
+    marks="not slurm"
     has_gpu || marks+=" and not gpu"
-    setup=()
+    slurm=yes setup=()
     ;;
   *) echo "env/test.sh: $1 is not an option; use --fast or --all" >&2; exit 2 ;;
 esac
@@ -44,6 +46,14 @@ stage format ruff format --check
 stage types pyright
 stage imports lint-imports
 stage tests pytest -m "$marks"
+if [ $slurm = yes ] && can_have_cluster; then
+  was_running=$(bash env/slurm/status.sh)
+  stage cluster bash env/slurm/up.sh
+  stage slurm pytest -m slurm --durations=20
+  [[ $was_running == *running* ]] || bash env/slurm/down.sh
+elif [ $slurm = yes ]; then
+  printf '%-8s left out: the development cluster needs root and Debian packages (env/slurm/up.sh)\n' slurm
+fi
 if [ ${#failed[@]} != 0 ]; then
   echo "FAILED: ${failed[*]} ($SECONDS s)"
   exit 1
