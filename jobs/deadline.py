@@ -9,7 +9,7 @@ Well before the limit it comes from a person, and is obeyed at once.
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,10 +44,23 @@ class Deadline:
     """Longest save so far, s."""
     signals: list[int] = field(default_factory=list[int])
     """That the batch step received."""
-    told: list[int] = field(default_factory=list[int])
+    told: set[int] = field(default_factory=set[int])
     """That processes of the run received: Slurm sends some to steps only."""
     _end: float | None = None
     _asked: float = -ASK_AGAIN_S
+
+    @contextlib.contextmanager
+    def noting_signals(self) -> Generator[None]:
+        """Inside the block SIGINT, SIGTERM and SIGUSR2 are added to `signals`; handlers do no more than that."""
+        previous = {
+            number: signal.signal(number, lambda number, frame: self.signals.append(number))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     @property
     def needs_s(self) -> float:

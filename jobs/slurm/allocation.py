@@ -57,6 +57,12 @@ def cancel(job: str) -> None:
     slurm(["scancel", job])
 
 
+def is_being_taken(job: str) -> bool:
+    """Whether Slurm is ending the job: cancelled, preempted, requeued, or out of time."""
+    said = slurm(["squeue", "--noheader", "--states=all", f"--job={job}", "--format=%T"], timeout_s=20).split()
+    return not said or any(state != "RUNNING" for state in said)
+
+
 def hosts_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Every node of the job, component after component."""
     if "SLURM_HET_SIZE" not in environment:

@@ -20,6 +20,8 @@ from towline.storage.run_directory import RunDirectory, read_jsonl
 ALIVE_EVERY_S = 10.0
 MAX_IN_VAIN = 2
 """Attempts in a row that brought no new checkpoint before a submission ends."""
+MIN_LEFT_S = 60.0
+"""An attempt that may not last longer only starts and ends."""
 MAX_NODE_FAILURES = 2
 """After which a node is not asked for again."""
 
@@ -78,6 +80,10 @@ class AttemptBook:
 
     def node_hours(self) -> float:
         return sum(row.node_hours for row in self.rows())
+
+    def left_s(self, max_node_hours: float | None, num_nodes: int) -> float | None:
+        """How long so many nodes may still be used; None without a limit."""
+        return None if max_node_hours is None else (max_node_hours - self.node_hours()) * 3600 / num_nodes
 
     def in_vain(self, submission: int) -> int:
         """How many of its latest attempts ended without a checkpoint that their successor could begin from."""

@@ -6,6 +6,7 @@ submitit carries it there, and brings back its result or exception.
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 from towline.jobs.deadline import Deadline
 from towline.jobs.experiment import ExperimentConfig, NodesConfig
 from towline.jobs.slurm import allocation
-from towline.jobs.slurm.attempts import MAX_IN_VAIN, AttemptBook
+from towline.jobs.slurm.attempts import MAX_IN_VAIN, MIN_LEFT_S, AttemptBook
 from towline.jobs.slurm.batch_log import BatchLog
 from towline.jobs.slurm.continuation import Continuation
-from towline.jobs.slurm.placement import place_groups
+from towline.jobs.slurm.placement import Place, place_groups
 from towline.jobs.slurm.profile import ClusterProfile
 from towline.jobs.slurm.srun import SrunLauncher
 from towline.jobs.supervisor import Outcome, supervise
@@ -47,23 +48,30 @@ class BatchStep:
             RunStopped: the run was told to stop, or would go on in vain.
         """
         run = RunDirectory.open(Path(self.folder))
+        job = os.environ["SLURM_JOB_ID"]
+        deadline = Deadline(ask_end=lambda: allocation.time_limit_end(job), is_in_job=True)
+        with deadline.noting_signals():
+            try:
+                return self._attempt(run, job, deadline)
+            except TowlineError as error:
+                if run.read_state().get("status") in ("queued", "requeued", "continued"):
+                    run.write_state(status="failed", ended=time.time(), fault=str(error))
+                raise
+
+    def _attempt(self, run: RunDirectory, job: str, deadline: Deadline) -> dict[str, Any]:
         profile = ClusterProfile.model_validate_json(run.cluster.read_text())
         experiment = ExperimentConfig.model_validate_json(run.config.read_text())
-        nodes = experiment.nodes or NodesConfig()
-        job, hosts, book = os.environ["SLURM_JOB_ID"], allocation.hosts_of(os.environ), AttemptBook(run)
-        self._note_job(run, job)
+        nodes, hosts, book = experiment.nodes or NodesConfig(), allocation.hosts_of(os.environ), AttemptBook(run)
+        groups = place_groups(profile, nodes, os.environ, is_smoke=self.is_smoke)
+        self._note_job(run, job, groups)
         self._note_failed_nodes(book)
-        self._refuse_what_is_in_vain(run, book, nodes)
+        self._refuse_what_is_in_vain(run, book, nodes, len(hosts))
 
         continuation = Continuation(run, profile.continue_, job, book.unreliable_nodes)
         if (successor := continuation.prepare()) is not None:
-            self._note_job(run, successor)
-        deadline = Deadline(
-            ask_end=lambda: allocation.time_limit_end(job),
-            budget_end=_budget_end(book, nodes, len(hosts)),
-            is_in_job=True,
-        )
-        groups = place_groups(profile, nodes, os.environ, is_smoke=self.is_smoke)
+            self._note_job(run, successor, {})
+        if (left_s := book.left_s(nodes.max_node_hours, len(hosts))) is not None:
+            deadline.budget_end = time.time() + left_s
         launcher = SrunLauncher(profile, groups, run.code)
         log = BatchLog(run, book, num_steps=experiment.steps, job=job, submission=self.submission, nodes=hosts)
         try:
@@ -84,6 +92,9 @@ class BatchStep:
         log.end(outcome.why or outcome.status, failed_nodes=launcher.lost)
         launcher.clear_nodes()
         if outcome.why in ("limit", "preempted") and outcome.status == "stopped" and continuation.is_possible:
+            if deadline.is_being_ended and allocation.is_being_taken(job):
+                # Slurm starts a preempted job again by itself, and a cancelled one must stay so.
+                continuation.leave()
             return self._continued(continuation.go_on())
         continuation.give_up()
         return self._ended(run, outcome, book)
@@ -105,12 +116,14 @@ class BatchStep:
             raise BudgetReached(f"{kept}: {_budget_words(run, book)}")
         raise RunStopped(f"{kept} ({outcome.why}).\n  next    towline resume {run.root}")
 
-    def _note_job(self, run: RunDirectory, job: str) -> None:
+    def _note_job(self, run: RunDirectory, job: str, groups: Mapping[str, Place]) -> None:
         """A script that was handed to sbatch by hand, and a successor, are noted here."""
-        if job not in [row["job"] for row in read_jsonl(run.submissions)]:
-            row = {"job": job, "submission": self.submission, "submitted": time.time(), "smoke": self.is_smoke}
-            with run.submissions.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        if job in [row["job"] for row in read_jsonl(run.submissions)]:
+            return
+        row: dict[str, Any] = {"job": job, "submission": self.submission, "submitted": time.time()}
+        components = {name: f"{job}+{place.het_group}" for name, place in groups.items() if place.het_group is not None}
+        with run.submissions.open("a") as file:
+            file.write(json.dumps({**row, "smoke": self.is_smoke, "components": components or {"trainer": job}}) + "\n")
 
     def _note_failed_nodes(self, book: AttemptBook) -> None:
         """An attempt that was killed cannot say which node failed; the next one asks Slurm."""
@@ -119,8 +132,9 @@ class BatchStep:
             row = of_this[-1]
             book.note_failed_nodes(row.number, allocation.nodes_that_failed(row.nodes, row.began))
 
-    def _refuse_what_is_in_vain(self, run: RunDirectory, book: AttemptBook, nodes: NodesConfig) -> None:
-        if nodes.max_node_hours is not None and book.node_hours() >= nodes.max_node_hours:
+    def _refuse_what_is_in_vain(self, run: RunDirectory, book: AttemptBook, nodes: NodesConfig, num_nodes: int) -> None:
+        left_s = book.left_s(nodes.max_node_hours, num_nodes)
+        if left_s is not None and left_s < MIN_LEFT_S:
             refusal: TowlineError = BudgetReached(f"{run.root.name}: {_budget_words(run, book)}")
         elif book.in_vain(self.submission) >= MAX_IN_VAIN:
             refusal = RunStopped(
@@ -134,15 +148,9 @@ class BatchStep:
         raise refusal
 
 
-def _budget_end(book: AttemptBook, nodes: NodesConfig, num_nodes: int) -> float | None:
-    if nodes.max_node_hours is None:
-        return None
-    return time.time() + (nodes.max_node_hours - book.node_hours()) * 3600 / num_nodes
-
-
 def _budget_words(run: RunDirectory, book: AttemptBook) -> str:
     return (
-        f"{book.node_hours():.1f} node-hours are used, as nodes.max_node_hours allows. More: "
+        f"{book.node_hours():.3g} node-hours are used, as nodes.max_node_hours allows. More: "
         f"towline resume {run.root} -o nodes.max_node_hours=HOURS"
     )
 

@@ -75,7 +75,7 @@ def store() -> DictStore:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the supervisor and of everything that it asks."""
     clock = Clock()
-    for module in ("supervisor", "member", "standstill", "stall_report", "deadline"):
+    for module in ("supervisor", "member", "standstill", "stall_report", "deadline", "fleet"):
         monkeypatch.setattr(f"towline.jobs.{module}.time", clock)
     return clock
 

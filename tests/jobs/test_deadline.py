@@ -67,12 +67,12 @@ def test_without_a_limit_only_a_signal_stops_it(clock: Clock):
 @pytest.mark.parametrize(
     ("number", "reason"), [(signal.SIGINT, "stopped"), (signal.SIGTERM, "preempted"), (signal.SIGUSR2, "limit")]
 )
-@pytest.mark.parametrize("where", ["signals", "told"])
+@pytest.mark.parametrize("is_told", [False, True])
 def test_a_signal_counts_whether_the_batch_step_or_another_process_received_it(
-    clock: Clock, number: int, reason: str, where: str
+    clock: Clock, number: int, reason: str, is_told: bool
 ):
-    deadline = Deadline(ask_end=lambda: None)
-    getattr(deadline, where).append(number)
+    received = {"told": {number}} if is_told else {"signals": [number]}
+    deadline = Deadline(ask_end=lambda: None, **received)
     assert deadline.reason() == reason
 
 
@@ -91,7 +91,7 @@ def test_node_hours_that_run_out_stop_it_with_a_checkpoint(clock: Clock):
 
 def test_only_a_signal_to_the_batch_step_itself_means_that_slurm_takes_the_job_away(clock: Clock):
     assert Deadline(ask_end=lambda: None, is_in_job=True, signals=[signal.SIGTERM]).is_being_ended
-    assert not Deadline(ask_end=lambda: None, is_in_job=True, told=[signal.SIGTERM]).is_being_ended
+    assert not Deadline(ask_end=lambda: None, is_in_job=True, told={signal.SIGTERM}).is_being_ended
     assert not Deadline(ask_end=lambda: None, signals=[signal.SIGTERM]).is_being_ended
 
 

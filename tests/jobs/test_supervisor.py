@@ -529,6 +529,10 @@ def test_what_a_loading_engine_takes_first_is_not_taken_from_it_at_once(world: W
             world.beat("rollout.0", 0, "load", works=False)
             yield None
         Leases(world.store, "rollout.0", 0).take(LEASE)
+        # Until its next heartbeat nobody sees that it has moved.
+        until = world.clock.now + 1.5
+        while world.clock.now < until:
+            yield None
         yield from world.engine(0, 0)
 
     world.scripts["rollout.0"] = lambda life: engine()

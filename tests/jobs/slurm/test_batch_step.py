@@ -13,7 +13,7 @@ from towline.jobs.slurm import allocation, batch_step, continuation
 from towline.jobs.slurm.attempts import AttemptBook
 from towline.jobs.slurm.batch_step import BatchStep
 from towline.jobs.supervisor import Outcome
-from towline.storage.errors import BudgetReached, RunFault, RunStopped, SlurmError
+from towline.storage.errors import BudgetReached, RunFault, RunStopped, SlurmError, TowlineError
 from towline.storage.run_directory import RunDirectory, read_jsonl, write_json
 
 ENVIRONMENT = {
@@ -40,6 +40,7 @@ class World:
         self.lost: tuple[str, ...] = ()
         self.failed: tuple[str, ...] = ()
         self.deadline: Any = None
+        self.is_taken = False
 
     def supervise(self, run: RunDirectory, experiment: Any, log: Any, *, launcher: Any, deadline: Any) -> Outcome:
         number = run.attempts
@@ -79,6 +80,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     monkeypatch.setattr(allocation, "exclude_nodes", world.exclude)
     monkeypatch.setattr(allocation, "cancel", lambda job: world.done.append(("cancel", job)))
     monkeypatch.setattr(allocation, "lost_nodes", lambda nodes: world.lost)
+    monkeypatch.setattr(allocation, "is_being_taken", lambda job: world.is_taken)
     monkeypatch.setattr(allocation, "nodes_that_failed", lambda nodes, since: world.failed)
     monkeypatch.setattr(os, "_exit", world.end)
     return world
@@ -116,6 +118,35 @@ def test_a_limit_or_a_preemption_requeues_the_leader(run: RunDirectory, world: W
     assert world.done == ["supervised", ("requeue", "12")]
     assert outcomes(run) == [why]
     assert run.read_state()["status"] == "requeued"
+
+
+@pytest.mark.parametrize(("is_taken", "done"), [(True, ["supervised"]), (False, ["supervised", ("requeue", "12")])])
+def test_a_job_that_slurm_takes_away_does_not_requeue_itself(
+    run: RunDirectory, world: World, submitted, is_taken: bool, done: list[Any]
+):
+    """Or a `scancel` would be undone; Slurm starts a preempted job again by itself."""
+    world.outcome = Outcome(status="stopped", next_step=2, why="preempted")
+    world.signals, world.is_taken = [15], is_taken
+    with pytest.raises(Ended):
+        submitted()
+    assert world.done == done
+    assert outcomes(run) == ["preempted"]
+
+
+def test_what_fails_before_the_supervisor_is_in_the_state(run: RunDirectory, world: World, submitted):
+    run.write_state(status="queued")
+    world.outcome = RunFault("x", checkpoint_kept=False)
+    with pytest.raises(TowlineError, match="SLURM_JOB_NODELIST_HET_GROUP_2 is not set"):
+        submitted(nodes={"scorer": 1})
+    assert run.read_state()["status"] == "failed"
+    assert "SLURM_JOB_NODELIST_HET_GROUP_2" in run.read_state()["fault"]
+    assert world.done == []
+
+
+def test_a_script_that_was_handed_in_by_hand_is_noted_with_its_components(run: RunDirectory, world: World, submitted):
+    submitted()
+    (row,) = read_jsonl(run.submissions)
+    assert row["components"] == {"trainer": "12+0", "rollout": "12+1"}
 
 
 def test_a_run_that_finished_while_the_limit_came_is_not_requeued(world: World, submitted):
@@ -221,7 +252,7 @@ def test_node_hours_bound_the_whole_run(run: RunDirectory, world: World, submitt
     rows = [json.loads(line) for line in run.attempts_file.read_text().splitlines()]
     rows[0]["began"] = rows[-1]["ended"] - 10 * 3600  # three nodes for ten hours
     run.attempts_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(BudgetReached, match=r"30\.0 node-hours are used") as reached:
+    with pytest.raises(BudgetReached, match=r"30 node-hours are used") as reached:
         submitted(nodes={"max_node_hours": 30.0})
     assert reached.value.exit_code == 5
 
