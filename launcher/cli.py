@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Post-training of language models.
 
-exit codes: 0 done, 1 failed, 2 bad input (nothing started), 3 stopped or failed with a checkpoint kept"""
+exit codes: 0 done, 1 failed, 2 bad input (nothing started), 3 stopped or failed with a checkpoint kept,
+5 the run's node-hours are used up"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

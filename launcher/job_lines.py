@@ -36,7 +36,12 @@ def history_text(run: RunDirectory, job: RunJob) -> str:
     requeues = sum(row.job == job.id for row in rows) - (0 if job.is_waiting else 1)
     causes = ", ".join(
         _count(number, what)
-        for what, outcomes in (("time-out", ("limit",)), ("preemption", ("preempted",)), ("kill", ("",)))
+        for what, outcomes in (
+            ("time-out", ("limit",)),
+            ("preemption", ("preempted",)),
+            ("lost node", ("node lost",)),
+            ("kill", ("",)),
+        )
         if (number := sum(row.outcome in outcomes for row in ends))
     )
     redone = _redone_s(run, rows)

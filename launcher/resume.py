@@ -5,7 +5,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from towline.jobs.experiment import ExperimentConfig, override_experiment
-from towline.jobs.slurm.attempts import AttemptBook
+from towline.jobs.slurm.attempts import MIN_LEFT_S, AttemptBook
 from towline.launcher.environment import describe_environment
 from towline.launcher.preflight import machine_problems, raise_problems
 from towline.launcher.run import carry_out, refuse_login_node
@@ -85,10 +85,13 @@ def _changed(run: RunDirectory, overrides: tuple[str, ...]) -> tuple[ExperimentC
 
 
 def _refuse_without_budget(run: RunDirectory, experiment: ExperimentConfig) -> None:
-    used, most = AttemptBook(run).node_hours(), experiment.nodes.max_node_hours if experiment.nodes else None
-    if most is not None and used >= most:
+    nodes = experiment.nodes
+    used, most = AttemptBook(run).node_hours(), nodes.max_node_hours if nodes else None
+    num_nodes = nodes.trainer + nodes.rollout + nodes.scorer if nodes else 1
+    left_s = AttemptBook(run).left_s(most, num_nodes)
+    if left_s is not None and left_s < MIN_LEFT_S:
         raise InputError(
-            f"{run.root.name} has used {used:.2f} node-hours and nodes.max_node_hours is {most:g}: the job would end "
+            f"{run.root.name} has used {used:.3g} node-hours and nodes.max_node_hours is {most:g}: the job would end "
             f"at once. Nothing was submitted. More: towline resume {shown(run.root)} -o nodes.max_node_hours=HOURS"
         )
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from towline.launcher.run import make_run
 from towline.launcher.snapshot import take_snapshot
 from towline.launcher.start_estimate import start_estimate
 from towline.storage.dataset_files import shown
+from towline.storage.errors import SlurmError
 from towline.storage.run_directory import RunDirectory, read_jsonl, write_json
 
 
@@ -52,7 +54,7 @@ def submit_experiment(
         InputError: something is wrong that could be known; nothing was submitted.
         SlurmError: sbatch refused.
     """
-    return submit_prepared(prepare(Path(path), cluster, overrides, smoke=smoke))
+    return submit_new(prepare(Path(path), cluster, overrides, smoke=smoke))
 
 
 def submit_from_command(
@@ -63,7 +65,7 @@ def submit_from_command(
         print(line, file=sys.stderr if dry_run else sys.stdout)
     if dry_run:
         return show_script(prepared)
-    return announce(prepared, submit_prepared(prepared))
+    return announce(prepared, submit_new(prepared))
 
 
 def prepare(path: Path, cluster: str | None, overrides: tuple[str, ...], *, smoke: bool) -> Prepared:
@@ -98,6 +100,15 @@ def prepare_again(run: RunDirectory, experiment: ExperimentConfig) -> Prepared:
         run=run, experiment=experiment, profile=profile, is_smoke=smoke, executor=_executor(run, profile, components),
         notes=tuple(job_plan_lines(profile, experiment, components, smoke=smoke)),
     )  # fmt: skip
+
+
+def submit_new(prepared: Prepared) -> HetSlurmJob:
+    """As `submit_prepared`; a run that sbatch refuses leaves no folder, so that its name is free for the next try."""
+    try:
+        return submit_prepared(prepared)
+    except SlurmError:
+        shutil.rmtree(prepared.run.root)
+        raise
 
 
 def submit_prepared(prepared: Prepared) -> HetSlurmJob:
@@ -152,7 +163,7 @@ def _executor(run: RunDirectory, profile: ClusterProfile, components: dict[str, 
     }
     (run.root / "logs").mkdir(exist_ok=True)
     setup = [
-        *(f"module load {shlex.quote(module)}" for module in profile.software.modules),
+        *(f"module load {shlex.quote(module)} || exit 1" for module in profile.software.modules),
         *profile.software.setup,
         f"export PYTHONPATH={shlex.quote(str(run.code))}${{PYTHONPATH:+:$PYTHONPATH}}",
     ]

@@ -92,7 +92,7 @@ def test_used_up_node_hours_are_found_before_the_queue(
     run: RunDirectory, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert resume(run, "nodes.max_node_hours=0.05") == 2
-    assert "small-1 has used 0.10 node-hours and nodes.max_node_hours is 0.05" in capsys.readouterr().err
+    assert "small-1 has used 0.1 node-hours and nodes.max_node_hours is 0.05" in capsys.readouterr().err
     assert slurm.calls("sbatch") == []
     assert resume(run, "nodes.max_node_hours=1") == 0
 

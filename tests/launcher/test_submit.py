@@ -158,13 +158,11 @@ def test_from_python_a_job_comes_back(project, cluster: Path, sbatch: Path) -> N
     assert job.job_id == "481516"
 
 
-def test_a_refusal_leaves_a_run_that_is_not_queued(project, cluster: Path, slurm: FakeSlurm) -> None:
+def test_a_refusal_leaves_the_name_free_for_the_next_try(project, cluster: Path, slurm: FakeSlurm) -> None:
     slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account")
     with pytest.raises(SlurmError, match="Invalid account"):
         submit_experiment(project.file, cluster=str(cluster), overrides=("run.name=first",))
-    run = RunDirectory(project.folder / "cluster-runs" / "first")
-    assert run.read_state() == {}
-    assert not run.submissions.exists()
+    assert not (project.folder / "cluster-runs" / "first").exists()
 
 
 @pytest.mark.parametrize(
@@ -318,8 +316,12 @@ def test_modules_and_setup_come_before_the_snapshot(project, cluster: Path, slur
     change(cluster, ("[trainer]", software))
     prepared = prepare(project.file, str(cluster), ("run.name=a",), smoke=False)
     lines = prepared.executor.script_text().splitlines()
-    start = lines.index("module load cuda/12.4")
-    assert lines[start : start + 3] == ["module load cuda/12.4", "module load 'a b'", "ulimit -n 65536"]
+    start = lines.index("module load cuda/12.4 || exit 1")
+    assert lines[start : start + 3] == [
+        "module load cuda/12.4 || exit 1",
+        "module load 'a b' || exit 1",
+        "ulimit -n 65536",
+    ]
     assert lines[start + 3] == f"export PYTHONPATH={prepared.run.code}${{PYTHONPATH:+:$PYTHONPATH}}"
 
 

@@ -12,8 +12,8 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --time=00:15:00
 
-module load cudatoolkit
-module load aws-ofi-nccl
+module load cudatoolkit || exit 1
+module load aws-ofi-nccl || exit 1
 source /project/ab123/towline/.venv/bin/activate
 export PYTHONPATH=/runs/golden/code${PYTHONPATH:+:$PYTHONPATH}
 exec /venv/bin/python -P -u -m towline.jobs.slurm.batch_entry /runs/golden/slurm

@@ -12,6 +12,6 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --time=00:15:00
 
-module load apptainer
+module load apptainer || exit 1
 export PYTHONPATH=/runs/golden/code${PYTHONPATH:+:$PYTHONPATH}
 exec /venv/bin/python -P -u -m towline.jobs.slurm.batch_entry /runs/golden/slurm

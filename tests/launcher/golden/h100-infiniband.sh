@@ -22,6 +22,6 @@
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
 
-module load apptainer
+module load apptainer || exit 1
 export PYTHONPATH=/runs/golden/code${PYTHONPATH:+:$PYTHONPATH}
 exec /venv/bin/python -P -u -m towline.jobs.slurm.batch_entry /runs/golden/slurm
