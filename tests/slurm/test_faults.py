@@ -70,6 +70,19 @@ def test_a_time_limit_shorter_than_the_run_is_met_with_a_checkpoint_in_time(clus
     assert differences(run.folder, undisturbed) == []
 
 
+def test_a_job_that_is_cancelled_stays_cancelled(cluster):
+    """Its processes hear what they hear in a preemption, and stop as fast."""
+    run = SlurmRun(cluster.shared, "cancelled", *LONG)
+    run.wait_for_checkpoint(0)
+    slurm("scancel", run.job)
+    run.wait_until(lambda: not run.queue(), "end of the job")
+    assert "CANCELLED" in slurm("sacct", "--noheader", "--format=State", f"--jobs={run.job}").stdout
+    assert [attempt["outcome"] for attempt in run.attempts] == ["preempted"]
+    assert "CANCELLED" in command("status", "cancelled", cwd=cluster.shared).stdout.splitlines()[0]
+    command("resume", "cancelled", *options(("steps=30",)), cwd=cluster.shared)
+    run.wait_until_done()
+
+
 def test_a_site_without_requeue_goes_on_in_a_successor(cluster, undisturbed: Path):
     run = SlurmRun(cluster.shared, "chain", *LONG, cluster=profile(cluster.shared, "chain", continue_='"resubmit"'))
     first = run.job
