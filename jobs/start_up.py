@@ -30,7 +30,13 @@ class Milestones:
 
 
 def has_started(beats: Mapping[str, Any]) -> bool:
-    return "ready" in beats.get("trainer.0", {"phases": {}})["phases"]
+    """And every rank and engine has told how it came there: their heartbeats come a second later or earlier."""
+    phases = {name: beat["phases"] for name, beat in beats.items()}
+    loaded = {"trainer": "loaded", "rollout": LOADED}
+    kinds = {name: name.partition(".")[0] for name in phases}
+    return "ready" in phases.get("trainer.0", {}) and all(
+        loaded[kind] in phases[name] for name, kind in kinds.items() if kind in loaded
+    )
 
 
 def start_up_lines(milestones: Milestones, beats: Mapping[str, Any]) -> Iterator[str]:
@@ -40,7 +46,7 @@ def start_up_lines(milestones: Milestones, beats: Mapping[str, Any]) -> Iterator
     """
     phases = {name: beat["phases"] for name, beat in beats.items()}
     trainers = [times for name, times in phases.items() if name.startswith("trainer.")]
-    engines = [times for name, times in phases.items() if name.startswith("rollout.") and LOADED in times]
+    engines = [times for name, times in phases.items() if name.startswith("rollout.")]
     ready = phases["trainer.0"]["ready"]
     begun = max(times["began"] for times in [*trainers, *engines])
     loaded = max(*(times["loaded"] for times in trainers), *(times[LOADED] for times in engines), 0.0)

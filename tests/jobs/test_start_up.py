@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from towline.jobs.start_up import Milestones, has_started, start_up_lines
 
 MILESTONES = Milestones(began=100.0, supervised=100.5, asked=100.6, stored=102.6, launched=102.7)
@@ -39,3 +41,10 @@ def test_a_run_has_started_when_its_first_rank_is_ready():
     del later["trainer.0"]["phases"]["ready"]
     assert not has_started(later)
     assert not has_started({})
+
+
+@pytest.mark.parametrize(("name", "phase"), [("trainer.1", "loaded"), ("rollout.1", "wait for the trainer")])
+def test_a_heartbeat_that_lags_behind_is_waited_for(name: str, phase: str):
+    behind = beats()
+    del behind[name]["phases"][phase]
+    assert not has_started(behind)
