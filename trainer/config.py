@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from towline.storage.config import StrictModel, resolve_path
 
@@ -14,6 +14,9 @@ class PolicyConfig(StrictModel):
     """Where the frozen reference policy lives. It is not loaded when trainer.kl_beta is 0."""
 
 
+_WIDEST_SEQUENCE_CLIP = 0.05
+
+
 class TrainerConfig(StrictModel):
     learning_rate: float = Field(gt=0)
     """Peak learning rate of AdamW."""
@@ -23,18 +26,38 @@ class TrainerConfig(StrictModel):
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """L2 norm over all parameters to which a larger gradient is scaled down."""
-    kl_beta: float = Field(default=0.04, ge=0)
-    """Weight of KL(policy, reference) in the loss."""
-    kl_estimator: Literal["k2", "k3"] = "k3"
-    clip: float = Field(default=0.2, gt=0, lt=1)
+    baseline: Literal["group", "leave_one_out", "batch"] = "group"
+    """What a reward is compared with: the mean of its group; of the others of its group (RLOO); of the whole step."""
+    scale: Literal["std", "batch_std", "none"] = "std"
+    """Divide rewards less their baseline by their standard deviation in the group, in the step (REINFORCE++), or not
+    (Dr. GRPO, RLOO)."""
+    surrogate: Literal["clipped", "cispo"] = "clipped"
+    """Tokens beyond the clip lose their gradient, or (CISPO) keep it with the clipped ratio as their weight."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Probability ratio of each token, or one for the whole completion (GSPO), with clips of its own: 3e-4 and 4e-4."""
+    clip: float = Field(default=0.2, gt=0, le=1)
     """The probability ratio is clipped to [1 - clip, 1 + clip]."""
     clip_high: float | None = Field(default=None, gt=0)
     """Upper clip, when it differs from the lower one (DAPO's clip-higher)."""
-    scale: Literal["std", "none"] = "std"
-    """Divide a group's centred rewards by their standard deviation, or not (Dr. GRPO)."""
     normaliser: Literal["tokens", "sequence", "constant"] = "tokens"
     """What the summed token loss is divided by: loss tokens of the whole optimiser step; each completion's own length;
     completions times rollout.max_completion_tokens."""
+    masks_truncated: bool = False
+    """Completions cut at rollout.max_completion_tokens are compared with, and not trained on (DAPO's filter)."""
+    old: Literal["rollout", "recomputed"] = "rollout"
+    """Log-probs that the ratio is taken against: the engine's at generation, or the trainer's before the first inner
+    step, which costs one forward pass more."""
+    correction: Literal["none", "truncated", "masked"] = "none"
+    """Weight of each token, exp(recomputed - engine's log-prob): none, at most correction_high, or 0 outside
+    [correction_low, correction_high]."""
+    correction_low: float = Field(default=0.5, ge=0)
+    correction_high: float = Field(default=2.0, gt=0)
+    kl_beta: float = Field(default=0.04, ge=0)
+    """Weight of KL(policy, reference)."""
+    kl_place: Literal["loss", "reward"] = "loss"
+    """In the loss of each token; or taken off each completion's reward (k1, once a step)."""
+    kl_estimator: Literal["k2", "k3", "k3_unbiased"] = "k3"
+    """Of the KL in the loss."""
     inner_epochs: int = Field(default=1, ge=1)
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps per inner epoch; the step's groups are divided among them."""
@@ -54,6 +77,55 @@ class TrainerConfig(StrictModel):
         if value == "k1":
             raise ValueError(
                 "k1 in the loss has an expected gradient of zero: it would not hold the policy near the reference. "
-                'Use "k3" (default) or "k2"'
+                'Use "k3" (default), "k3_unbiased" or "k2"; in the reward (kl_place = "reward") it is always k1'
             )
         return value
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "TrainerConfig":
+        for is_wrong, reason in (
+            (
+                self.baseline == "leave_one_out" and self.scale != "none",
+                f'baseline = "leave_one_out" is RLOO, which divides by no standard deviation: with scale = '
+                f'"{self.scale}" its estimate is biased. Set scale = "none"',
+            ),
+            (
+                self.baseline == "batch" and self.scale == "std",
+                'baseline = "batch" compares over the whole step and scale = "std" divides by each group\'s spread: '
+                'set scale = "batch_std" or "none"',
+            ),
+            (
+                self.ratio == "sequence" and self.surrogate == "cispo",
+                'surrogate = "cispo" weighs each token by its own ratio: set ratio = "token"',
+            ),
+            (
+                self.ratio == "sequence" and self.clip > _WIDEST_SEQUENCE_CLIP,
+                f'ratio = "sequence" is a mean over the completion and moves far less than a token\'s: clip = '
+                f"{self.clip:g} would never act. Set clip = 3e-4 and clip_high = 4e-4 (GSPO)",
+            ),
+            (
+                self.ratio == "sequence" and self.kl_estimator == "k3_unbiased",
+                'kl_estimator = "k3_unbiased" weighs each token by its own ratio: set ratio = "token", or another '
+                "estimator",
+            ),
+            (
+                self.correction != "none" and self.old == "rollout",
+                f'correction = "{self.correction}" weighs recomputed log-probs against the engine\'s, and old = '
+                '"rollout" recomputes none: the ratio holds the engine\'s already. Set old = "recomputed"',
+            ),
+            (
+                self.correction == "masked" and self.correction_low >= self.correction_high,
+                f"correction_low ({self.correction_low:g}) must be below correction_high ({self.correction_high:g})",
+            ),
+            (
+                self.kl_place == "reward" and self.kl_beta == 0,
+                'kl_place = "reward" needs kl_beta > 0',
+            ),
+            (
+                self.kl_place == "reward" and self.kl_estimator != "k3",
+                'kl_place = "reward" always uses k1, the log-ratio itself: leave kl_estimator out',
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(reason)
+        return self

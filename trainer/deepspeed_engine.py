@@ -85,6 +85,10 @@ class DeepSpeedEngine:
         finally:
             self._engine.train()
 
+    @property
+    def device(self) -> torch.device:
+        return self._engine.device
+
     def tensors(self) -> list[TensorMeta]:
         """Name (as in the model folder), dtype and full shape of each weight; a tied one appears once."""
         return [

@@ -1,14 +1,13 @@
 """From scored rollouts to training sequences: advantages on read, and what is left out and why."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from towline.storage.records import FinishReason, RolloutGroup, Score
-from towline.trainer.advantages import group_advantages
+from towline.trainer.advantages import Baseline, Scale, step_advantages
 from towline.trainer.packing import TokenSequence
 
 
@@ -21,39 +20,57 @@ class ScoredGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSequence:
     tokens: TokenSequence
-    old_logprobs: NDArray[np.float32]
+    rollout_logprobs: NDArray[np.float32]
     """[completion tokens] at generation."""
     versions: NDArray[np.uint32]
     advantage: float
     group: int
+    member: int
+    """Which completion of its group."""
 
 
-def training_sequences(groups: Sequence[ScoredGroup], scale: Literal["std", "none"]) -> list[TrainingSequence]:
+def training_sequences(
+    groups: Sequence[ScoredGroup],
+    *,
+    baseline: Baseline,
+    scale: Scale,
+    masks_truncated: bool = False,
+    penalties: Mapping[tuple[int, int], float] | None = None,
+) -> list[TrainingSequence]:
     """Completions to train on, in canonical order.
 
     A completion whose grading failed is left out, of its group's mean as well. A group with fewer than two scored
     completions is dropped. Equal rewards give advantage 0: those completions stay, for the KL term and the normaliser.
+
+    Args:
+        masks_truncated: completions that were cut at their longest are compared with, and not trained on.
+        penalties: (group, member) → what is taken off its task reward.
     """
+    taken = penalties or {}
+    rewards = [
+        np.array([_task_reward(scored, i) - taken.get((number, i), 0.0) for i in range(len(scored.scores))])
+        for number, scored in enumerate(groups)
+    ]
     sequences: list[TrainingSequence] = []
-    for number, scored in enumerate(groups):
-        advantages = group_advantages(
-            np.array([_task_reward(scored, i) for i in range(len(scored.scores))]), scale=scale
-        )
+    for number, advantages in enumerate(step_advantages(rewards, baseline=baseline, scale=scale)):
         if advantages is None:
             continue
-        for completion, score, advantage in zip(scored.group.completions, scored.scores, advantages, strict=True):
-            if np.isnan(score.total) or completion.finish_reason is FinishReason.ABORTED:
+        group = groups[number].group
+        for member, (completion, advantage) in enumerate(zip(group.completions, advantages, strict=True)):
+            is_cut = masks_truncated and completion.finish_reason is FinishReason.LENGTH
+            if np.isnan(rewards[number][member]) or is_cut:
                 continue
             sequences.append(
                 TrainingSequence(
                     tokens=TokenSequence(
-                        token_ids=np.concatenate([scored.group.prompt_token_ids, completion.token_ids]),
-                        num_prompt_tokens=len(scored.group.prompt_token_ids),
+                        token_ids=np.concatenate([group.prompt_token_ids, completion.token_ids]),
+                        num_prompt_tokens=len(group.prompt_token_ids),
                     ),
-                    old_logprobs=completion.logprobs,
+                    rollout_logprobs=completion.logprobs,
                     versions=completion.versions,
                     advantage=float(advantage),
                     group=number,
+                    member=member,
                 )
             )
     return sequences

@@ -34,6 +34,16 @@ from towline.trainer.reference import Reference
 
 TEMPERATURE = 0.7
 STAGES = (0, 1, 2, 3)
+FAMILY: dict[str, dict[str, Any]] = {
+    "gspo": {"ratio": "sequence", "normaliser": "sequence", "clip": 0.02, "clip_high": 0.04},
+    "cispo": {"surrogate": "cispo", "clip": 0.1},
+    "rloo": {"baseline": "leave_one_out", "scale": "none", "kl_beta": 0.0},
+    "reinforce++": {"baseline": "batch", "scale": "batch_std", "kl_place": "reward"},
+    "recomputed": {"old": "recomputed", "correction": "truncated", "correction_high": 1.1},
+    "masked": {"old": "recomputed", "correction": "masked", "correction_low": 0.9, "correction_high": 1.2},
+    "unbiased": {"kl_estimator": "k3_unbiased"},
+}
+"""Members of the family by their settings."""
 Arrays = dict[str, np.ndarray]
 
 
@@ -226,8 +236,13 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
         )
     for normaliser in ("sequence", "constant"):
         yield f"{normaliser}-zero2", lambda n=normaliser: s.one_step(normaliser=n, zero_stage=2)
+    for member, settings in FAMILY.items():
+        yield f"{member}-zero2", lambda s_=settings: s.one_step(zero_stage=2, **s_)
     if num_ranks == 1:
         return
+    for member, settings in FAMILY.items():
+        yield f"{member}-zero3", lambda s_=settings: s.one_step(zero_stage=3, **s_)
+        yield f"{member}-micro", lambda s_=settings: s.one_step(zero_stage=2, max_tokens_per_microbatch=32, **s_)
     for stage in STAGES:
         yield f"micro-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, max_tokens_per_microbatch=32)
         yield f"warmup-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, warmup_steps=4)

@@ -179,30 +179,104 @@ def part(arrays, prefix):
 # --- one gradient, however it is computed ------------------------------------------------------------------------
 
 
-def padded_step(model, reference, groups):
+def clipped_surrogate(logprobs, old, advantage, low=CLIP, high=CLIP):
+    ratio = torch.exp(logprobs - old)
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+
+
+def k3(logprobs, other):
+    return torch.exp(other - logprobs) - (other - logprobs) - 1
+
+
+def grpo(logprobs, rollout, other, advantage):
+    return clipped_surrogate(logprobs, rollout, advantage) + BETA * k3(logprobs, other)
+
+
+def gspo(logprobs, rollout, other, advantage):
+    """The completion's own mean, so that it weighs as much as another."""
+    ratio = torch.exp((logprobs - rollout).mean())
+    value = -torch.minimum(ratio * advantage, ratio.clamp(0.98, 1.04) * advantage)
+    return (value + BETA * k3(logprobs, other)) / len(logprobs)
+
+
+def cispo(logprobs, rollout, other, advantage):
+    weight = torch.exp(logprobs - rollout).clamp(0.9, 1.1).detach()
+    return -weight * advantage * logprobs + BETA * k3(logprobs, other)
+
+
+def rloo(logprobs, rollout, other, advantage):
+    return clipped_surrogate(logprobs, rollout, advantage)
+
+
+def recomputed(logprobs, rollout, other, advantage):
+    old = logprobs.detach()
+    weight = torch.exp(old - rollout).clamp(max=1.1)
+    return weight * clipped_surrogate(logprobs, old, advantage) + BETA * k3(logprobs, other)
+
+
+def masked(logprobs, rollout, other, advantage):
+    old = logprobs.detach()
+    weight = torch.exp(old - rollout)
+    weight = weight * ((weight >= 0.9) & (weight <= 1.2))
+    return weight * clipped_surrogate(logprobs, old, advantage) + BETA * k3(logprobs, other)
+
+
+def unbiased(logprobs, rollout, other, advantage):
+    ratio = torch.exp(logprobs - rollout)
+    return clipped_surrogate(logprobs, rollout, advantage) + BETA * ratio * k3(logprobs, other)
+
+
+def group_relative(rewards):
+    return [(group - group.mean()) / (group.std() + 1e-6) for group in rewards]
+
+
+def leave_one_out(rewards):
+    return [group - np.array([np.delete(group, i).mean() for i in range(len(group))]) for group in rewards]
+
+
+def over_the_step(rewards):
+    everything = np.concatenate(rewards)
+    return [(group - everything.mean()) / (everything.std() + 1e-6) for group in rewards]
+
+
+PLAIN = {
+    "gspo": (group_relative, gspo),
+    "cispo": (group_relative, cispo),
+    "rloo": (leave_one_out, rloo),
+    "reinforce++": (over_the_step, rloo),
+    "recomputed": (group_relative, recomputed),
+    "masked": (group_relative, masked),
+    "unbiased": (group_relative, unbiased),
+}
+"""Each member as a person would write it: advantages of all groups, and the loss of a completion's tokens."""
+
+
+def padded_step(model, reference, groups, member=(group_relative, grpo), *, kl_in_reward=False):
     """The same training step in a few lines of torch: padded, one process, no DeepSpeed."""
+    compare, token_loss = member
     model.requires_grad_(True)
     model.zero_grad()
-    total, kl, num_tokens = 0.0, 0.0, 0
+    everything, rewards = [], []
     for scored in groups:
-        rewards = np.array([item.total for item in scored.scores])
-        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         sequences = [(scored.group.prompt_token_ids, item.token_ids.tolist()) for item in scored.group.completions]
         with torch.no_grad():
-            reference_logprobs = padded_logprobs(reference, sequences)
-        for item, advantage, logprobs, other in zip(
-            scored.group.completions, advantages, padded_logprobs(model, sequences), reference_logprobs, strict=True
-        ):
-            ratio = torch.exp(logprobs - torch.from_numpy(item.logprobs))
-            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-            divergence = torch.exp(other - logprobs) - (other - logprobs) - 1
-            total = total + (-torch.minimum(ratio * advantage, clipped * advantage) + BETA * divergence).sum()
-            kl += divergence.sum().item()
+            references = padded_logprobs(reference, sequences)
+        rollouts = [torch.from_numpy(item.logprobs) for item in scored.group.completions]
+        everything.append(list(zip(padded_logprobs(model, sequences), rollouts, references, strict=True)))
+        taken = [(old - other).sum().item() if kl_in_reward else 0.0 for _, old, other in everything[-1]]
+        rewards.append(np.array([item.total for item in scored.scores]) - BETA * np.array(taken))
+    total, kl, num_tokens, num_completions = 0.0, 0.0, 0, 0
+    for of_group, advantages in zip(everything, compare(rewards), strict=True):
+        for (logprobs, rollout, other), advantage in zip(of_group, advantages, strict=True):
+            total = total + token_loss(logprobs, rollout, other, advantage).sum()
+            kl += k3(logprobs, other).sum().item()
             num_tokens += len(logprobs)
-    (total / num_tokens).backward()
+            num_completions += 1
+    loss = total / (num_completions if token_loss is gspo else num_tokens)
+    loss.backward()
     gradients = {f"gradient/{name}": weight.grad.numpy().copy() for name, weight in model.named_parameters()}
     norm = np.sqrt(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients.values()))
-    return {"loss": total.item() / num_tokens, "kl": kl / num_tokens, "norm": norm, "tokens": num_tokens}, gradients
+    return {"loss": loss.item(), "kl": kl / num_tokens, "norm": norm, "tokens": num_tokens}, gradients
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +329,49 @@ def test_a_rank_with_an_empty_micro_batch_changes_nothing(found, stage):
     # 3 sequences, 37 tokens: in 3 micro-batches of 16 tokens, or in 4 of which one is empty
     assert (one["tokens/fill"], two["tokens/fill"]) == (pytest.approx(37 / 48), pytest.approx(37 / 64))
     assert_same_step((two, found.arrays(name)), (one, found.arrays(name, 1)))
+
+
+@pytest.mark.parametrize("member", PLAIN)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_member_of_the_family_is_what_a_few_plain_lines_compute(found, models, groups, member, ranks):
+    wanted, gradients = padded_step(
+        models["tied"], models["other"], groups["tied"], PLAIN[member], kl_in_reward=member == "reinforce++"
+    )
+    values, arrays = found.values(f"{member}-zero2", ranks), found.arrays(f"{member}-zero2", ranks)
+    assert values["loss/policy"] == pytest.approx(wanted["loss"], rel=1e-5, abs=1e-7)
+    assert values["loss/gradient_norm"] == pytest.approx(wanted["norm"], rel=1e-5)
+    assert largest_difference(arrays, gradients, "gradient") < 1e-5
+
+
+def test_what_the_corrections_do_is_measured(found, models, groups):
+    with torch.no_grad():
+        weights = torch.cat([
+            torch.exp(own - torch.from_numpy(item.logprobs))
+            for scored in groups["tied"]
+            for item, own in zip(
+                scored.group.completions,
+                padded_logprobs(
+                    models["tied"],
+                    [(scored.group.prompt_token_ids, item.token_ids.tolist()) for item in scored.group.completions],
+                ),
+                strict=True,
+            )
+        ])  # fmt: skip
+    truncated, masked = found.values("recomputed-zero2"), found.values("masked-zero2")
+    assert truncated["mismatch/weight"] == pytest.approx(weights.clamp(max=1.1).mean().item(), rel=1e-5)
+    assert truncated["mismatch/weight_bounded"] == pytest.approx((weights >= 1.1).float().mean().item())
+    inside = (weights >= 0.9) & (weights <= 1.2)
+    assert masked["mismatch/weight"] == pytest.approx((weights * inside).mean().item(), rel=1e-5)
+    assert masked["mismatch/weight_bounded"] == pytest.approx((~inside).float().mean().item())
+
+
+@pytest.mark.parametrize("member", PLAIN)
+@pytest.mark.parametrize("other", ["zero3", "micro"])
+def test_no_member_depends_on_sharding_or_micro_batches(found, member, other):
+    same = [(found.values(name), found.arrays(name)) for name in (f"{member}-{other}", f"{member}-zero2")]
+    for name in ("loss/policy", "loss/gradient_norm", "loss/entropy"):
+        assert same[0][0].get(name) == pytest.approx(same[1][0].get(name), rel=1e-5, abs=1e-7), name
+    assert largest_difference(same[0][1], same[1][1], "gradient") < 1e-5
 
 
 @pytest.mark.parametrize("normaliser", ["sequence", "constant"])

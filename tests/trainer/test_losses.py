@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from towline.trainer.losses import (
-    LossTotals,
-    importance_ratio,
-    kl_k2,
-    kl_k3,
-    loss_totals,
-    mismatch,
-    policy_loss,
-    token_weights,
-)
+from towline.trainer.kl import importance_ratio, kl_k2, kl_k3
+from towline.trainer.losses import mismatch, policy_loss
+from towline.trainer.normaliser import LossTotals, loss_totals, token_weights
 
 NAN, INF = float("nan"), float("inf")
 LN2 = math.log(2)

@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from towline.trainer.attention import register_varlen_attention
-from towline.trainer.losses import loss_totals, policy_loss, token_weights
+from towline.trainer.losses import policy_loss
+from towline.trainer.normaliser import loss_totals, token_weights
 from towline.trainer.packing import TokenSequence, pack, pack_pieces
 from towline.trainer.packing_plan import cut_into_pieces, plan_packing
 from towline.trainer.policy import Policy, load_policy
