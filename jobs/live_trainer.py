@@ -20,12 +20,14 @@ from towline.storage.checkpoints import checkpoint_path, model_identity
 from towline.storage.errors import CheckpointError
 from towline.storage.ledger import read_shard, sealed_chunks, sealed_steps
 from towline.storage.lineage import Lineage, fits
-from towline.storage.metrics import MetricsWriter
+from towline.storage.metrics import MetricsWriter, append_jsonl
+from towline.storage.run_directory import read_jsonl
 from towline.storage.set_aside import set_aside
 from towline.trainer import grpo
 from towline.trainer.checkpoint import load_checkpoint, save_checkpoint
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.packing import TokenSequence, pack
+from towline.trainer.tripwires import Tripwires
 
 PERTURBATION = 0.1
 """Size of the start's large step, in standard deviations of each weight: it moves log-probs by a nat or two."""
@@ -69,6 +71,12 @@ class LiveTrainer:
             if self.is_first_rank
             else None
         )
+        self.tripwires = Tripwires(
+            engine_precision=experiment.rollout.precision if experiment.rollout.engine == "vllm" else None,
+            has_reference=experiment.trainer.kl_beta > 0,
+            kl_beta=experiment.trainer.kl_beta,
+        )
+        self.tripwires.recall(read_jsonl(role.run.metrics) if self.is_first_rank else ())
         self.saved: int | None = resume_step
         self._is_proven = False
         self._saved_digest = ""
@@ -133,7 +141,10 @@ class LiveTrainer:
 
     def finish_step(self, step: int, metrics: grpo.Metrics) -> None:
         if self.metrics is not None:
-            self.metrics.write(step, metrics | self.rollouts.metrics)
+            judged, alarms = self.tripwires.judge(step, metrics)
+            for text in alarms:
+                append_jsonl(self.role.run.alarms, {"step": step, "text": text})
+            self.metrics.write(step, metrics | self.rollouts.metrics | judged)
         experiment = self.role.experiment
         if (step + 1) % experiment.trainer.checkpoint_every == 0:
             self._save(step + 1)

@@ -140,7 +140,8 @@ class _Supervisor:
         self.watch = Watch(self.attempt.experiment.run.stall_s)
         self.fleet = Fleet(self.attempt, self.launcher, self.store, self.watch, self._tell)
         steps = RowFeed(self._run.metrics, self._on_step)
-        self._feeds = (steps, RowFeed(self._run.evaluations, self.observer.on_evaluation))
+        evaluations = RowFeed(self._run.evaluations, self.observer.on_evaluation)
+        self._feeds = (steps, evaluations, RowFeed(self._run.alarms, lambda row: self._tell(row["text"])))
 
     def run_attempt(self) -> Outcome:
         self.fleet.start_due()

@@ -46,6 +46,11 @@ class RunDirectory:
         return self.root / "evaluations.jsonl"
 
     @property
+    def alarms(self) -> Path:
+        """What the run said of itself when it looked wrong, one row each."""
+        return self.root / "alarms.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
 

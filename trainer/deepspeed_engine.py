@@ -85,6 +85,13 @@ class DeepSpeedEngine:
         finally:
             self._engine.train()
 
+    @torch.no_grad()
+    def mean_square(self) -> float:
+        """Of all weights of this rank, in float64: it tells whether they moved, for the price of reading them."""
+        parts = [self._local(parameter) for _, parameter in self._named()]
+        total = sum(part.double().square().sum().item() for part in parts)
+        return total / max(1, sum(part.numel() for part in parts))
+
     @property
     def device(self) -> torch.device:
         return self._engine.device

@@ -117,6 +117,7 @@ def take_inner_steps(
     batches = [inner.batches(dist.get_rank()) for inner in inner_steps]
     fixed = fixed_logprobs(engine, reference, config, inner_steps, batches, on_progress)
     meter = _Meter()
+    before = engine.mean_square()
     extra = correction_metrics(fixed, config) if config.correction != "none" else {}
     if config.kl_place == "reward":
         penalties = kl_penalties(fixed, inner_steps, batches, config.kl_beta)
@@ -141,6 +142,9 @@ def take_inner_steps(
             meter.end(gradient_norm)
             _refuse_not_finite(meter.last_loss, gradient_norm, step)
             count += 1
+    moved = torch.tensor(abs(engine.mean_square() - before), dtype=torch.float64)
+    dist.all_reduce(moved, dist.ReduceOp.MAX)
+    extra["weights/moved"] = moved.item()
     return extra | meter.summary(
         learning_rate=learning_rate,
         trained_tokens=sum(piece.num_tokens for inner in inner_steps for piece in inner.pieces),

@@ -1,0 +1,118 @@
+"""Each wire fires by a planted fault, once, and is silent in a healthy run."""
+
+import pytest
+
+from towline.trainer.tripwires import EQUAL_STEPS, FIRST_STEPS, STILL_STEPS, Tripwires
+
+HEALTHY = {
+    "mismatch/k3": 1e-9,
+    "loss/clipped_first": 0.0,
+    "staleness/max": 0.0,
+    "reward/useful_groups": 0.6,
+    "reward/mean": 0.4,
+    "loss/entropy": 1.2,
+    "loss/kl": 0.01,
+    "loss/gradient_norm": 0.3,
+    "loss/learning_rate": 1e-6,
+    "weights/moved": 1e-6,
+}
+
+
+def wires(**settings) -> Tripwires:
+    return Tripwires(**({"engine_precision": "float32", "has_reference": True, "kl_beta": 0.04} | settings))
+
+
+def judge(*rows, **settings) -> list[tuple[set[str], list[str]]]:
+    """Of each step: the wires whose rule holds, and what was said."""
+    judged = wires(**settings)
+    found = []
+    for step, row in enumerate(rows):
+        metrics, sentences = judged.judge(step, HEALTHY | row)
+        found.append(({name.removeprefix("tripwire/") for name, value in metrics.items() if value}, sentences))
+    return found
+
+
+def test_a_healthy_run_is_silent():
+    learning = [{"loss/entropy": 1.2 - 0.05 * step, "loss/kl": 0.01 * step} for step in range(20)]
+    assert judge(*learning) == [(set(), [])] * 20
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "sentence"),
+    [
+        ({"mismatch/k3": 2e-4}, "mismatch", "engine and trainer disagree by 0.0002 nats a token"),
+        ({"loss/clipped_first": 0.02}, "first_clipped", "2.0 % of the tokens are clipped before the first inner step"),
+        ({"loss/kl": 0.7}, "drift", "0.7 nats a token away from its reference"),
+        ({"weights/moved": 0.0}, "still", "the optimiser does not reach them"),
+    ],
+)
+def test_a_fault_of_one_step_fires_its_wire_alone(row, name, sentence):
+    (before, fault) = judge({}, row)
+    assert before == (set(), [])
+    assert fault[0] == {name}
+    (said,) = fault[1]
+    assert said.startswith("step 1: ")
+    assert sentence in said
+
+
+def test_a_wire_speaks_once_until_it_was_silent_again():
+    said = [sentences for _, sentences in judge({"loss/kl": 0.7}, {"loss/kl": 0.8}, {}, {"loss/kl": 0.9})]
+    assert [len(sentences) for sentences in said] == [1, 0, 0, 1]
+
+
+def test_bfloat16_engines_are_allowed_their_noise():
+    assert judge({"mismatch/k3": 3e-3}, engine_precision="bfloat16") == [(set(), [])]
+    assert judge({"mismatch/k3": 3e-2}, engine_precision="bfloat16")[0][0] == {"mismatch"}
+
+
+def test_clipping_of_stale_tokens_is_what_clips_are_for():
+    assert judge({"loss/clipped_first": 0.1, "staleness/max": 1.0}) == [(set(), [])]
+
+
+def test_equal_rewards_fire_after_some_steps_in_a_row():
+    equal = {"reward/useful_groups": 0.0}
+    found = judge(*[equal] * (EQUAL_STEPS - 1), {}, *[equal] * EQUAL_STEPS)
+    assert [names for names, _ in found[:-1]] == [set()] * (2 * EQUAL_STEPS - 1)
+    assert found[-1][0] == {"equal_rewards"}
+    assert "nothing is learned" in found[-1][1][0]
+
+
+def test_a_collapse_of_the_entropy_is_measured_against_the_first_steps():
+    rows = [{"loss/entropy": 1.0}] * FIRST_STEPS + [{"loss/entropy": 0.06}, {"loss/entropy": 0.04}]
+    assert [names for names, _ in judge(*rows)][-2:] == [set(), {"entropy"}]
+
+
+def test_a_policy_that_never_had_entropy_does_not_collapse():
+    rows = [{"loss/entropy": 0.01}] * FIRST_STEPS + [{"loss/entropy": 1e-5}]
+    assert judge(*rows)[-1] == (set(), [])
+
+
+def test_a_reference_that_follows_the_policy_is_noticed():
+    """At the first step both are the same model, and 0 is right."""
+    found = judge({"loss/kl": 0.0}, *[{"loss/kl": 0.0}] * STILL_STEPS)
+    assert [names for names, _ in found] == [set()] * STILL_STEPS + [{"kl_still"}]
+    assert judge({"loss/kl": 0.0}, *[{"loss/kl": 0.0}] * STILL_STEPS, has_reference=False)[-1] == (set(), [])
+
+
+def test_without_a_learning_rate_nothing_has_to_move():
+    warm_up = {"loss/learning_rate": 0.0, "weights/moved": 0.0, "loss/kl": 0.0}
+    assert judge(*[warm_up] * 6) == [(set(), [])] * 6
+
+
+def test_values_that_are_not_numbers_do_not_fire_a_wire_by_themselves():
+    """They are told where they arise; a step without tokens of its own version has no mismatch."""
+    nan = float("nan")
+    assert judge({"mismatch/k3": nan, "loss/clipped_first": nan, "loss/kl": nan}) == [(set(), [])]
+
+
+def test_after_a_resume_it_judges_by_the_steps_before_and_says_nothing_twice():
+    judged = wires()
+    # A value that was not finite is null in the file.
+    judged.recall([HEALTHY | {"loss/entropy": 1.0, "mismatch/k3": None}] * FIRST_STEPS + [HEALTHY | {"loss/kl": 0.7}])
+    metrics, said = judged.judge(6, HEALTHY | {"loss/kl": 0.7, "loss/entropy": 0.04})
+    assert metrics["tripwire/drift"] == metrics["tripwire/entropy"] == 1.0
+    assert ["entropy has fallen from 1 to 0.04" in sentence for sentence in said] == [True]
+
+
+def test_an_engine_that_computes_no_logprobs_of_the_policy_is_not_compared_with_it():
+    assert judge({"mismatch/k3": 4.0, "loss/clipped_first": 0.9}, engine_precision=None) == [(set(), [])]

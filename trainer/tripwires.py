@@ -1,0 +1,139 @@
+"""What a run says of itself when it goes silently wrong: judged from its metrics, step by step.
+
+Each wire is a rule over the steps so far, and a sentence. A wire that fired is silent until its rule stops to hold.
+Nothing is stopped: what must end a run raises where it is found.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+Metrics = Mapping[str, float]
+
+MISMATCH_K3 = {"float32": 1e-4, "bfloat16": 2e-2}
+"""nats a token, by the engine's precision: healthy runs were measured at 1e-8 and below, and at 2e-4 to 3e-3."""
+FIRST_CLIPPED = 0.01
+"""Of the loss tokens before anything was learned from them: the ratio should be 1."""
+EQUAL_STEPS = 10
+ENTROPY_LEFT = 0.05
+"""Of the first steps' entropy: below it the policy hardly samples any more."""
+ENTROPY_FLOOR = 0.02
+"""nats a token: nobody calls this a collapse, where the first steps had no more than that."""
+FIRST_STEPS = 5
+KL_DRIFT = 0.5
+"""nats a token from the reference."""
+STILL_STEPS = 3
+
+
+@dataclass(slots=True)
+class Tripwires:
+    """
+    Args:
+        engine_precision: "float32" or "bfloat16"; None for an engine without the policy's weights (a scripted one).
+        has_reference: the KL is measured.
+        kl_beta: weight of the KL in loss or reward.
+    """
+
+    engine_precision: str | None
+    has_reference: bool
+    kl_beta: float
+    _history: list[Metrics] = field(default_factory=list[Metrics])
+    _fired: set[str] = field(default_factory=set[str])
+
+    def recall(self, rows: Iterable[Metrics]) -> None:
+        """Steps of earlier attempts: what they said is not said again."""
+        for step, row in enumerate(rows):
+            self.judge(step, {name: value for name, value in row.items() if value is not None})
+
+    def judge(self, step: int, metrics: Metrics) -> tuple[dict[str, float], list[str]]:
+        """
+        Returns:
+            `tripwire/NAME`, 1 while the rule holds and 0 else, for the metrics; and what is new, in sentences.
+        """
+        self._history.append(metrics)
+        said = {
+            "tripwire/mismatch": self._mismatch(metrics),
+            "tripwire/first_clipped": self._first_clipped(metrics),
+            "tripwire/equal_rewards": self._equal_rewards(),
+            "tripwire/entropy": self._entropy(metrics),
+            "tripwire/drift": self._drift(metrics),
+            "tripwire/kl_still": self._kl_still(),
+            "tripwire/still": self._still(metrics),
+        }
+        holding = {name for name, sentence in said.items() if sentence is not None}
+        new = [f"step {step}: {said[name]}" for name in said if name in holding - self._fired]
+        self._fired = holding
+        return {name: float(name in holding) for name in said}, new
+
+    def _mismatch(self, now: Metrics) -> str | None:
+        if self.engine_precision is None:
+            return None
+        bound = MISMATCH_K3[self.engine_precision]
+        if not now.get("mismatch/k3", 0.0) > bound:
+            return None
+        return (
+            f"engine and trainer disagree by {now['mismatch/k3']:.2g} nats a token (k3), expected at most {bound:g} in "
+            f"{self.engine_precision}: what is trained on is not what was sampled. Look at mismatch/* and at the "
+            "engines' precision, sampling settings and weights"
+        )
+
+    def _first_clipped(self, now: Metrics) -> str | None:
+        is_stale = now.get("staleness/max", 0.0) > 0
+        if self.engine_precision is None or is_stale or not now.get("loss/clipped_first", 0.0) > FIRST_CLIPPED:
+            return None
+        return (
+            f"{100 * now['loss/clipped_first']:.1f} % of the tokens are clipped before the first inner step: their old "
+            "log-probs are not those of the policy (temperature, truncation of the distribution, or the mismatch above)"
+        )
+
+    def _equal_rewards(self) -> str | None:
+        recent = self._history[-EQUAL_STEPS:]
+        if len(recent) < EQUAL_STEPS or any(row.get("reward/useful_groups", 1.0) > 0 for row in recent):
+            return None
+        return (
+            f"for {EQUAL_STEPS} steps every group has had equal rewards ({recent[-1].get('reward/mean', 0.0):.3g} on "
+            "average): nothing is learned. The task is too easy or too hard for the policy, or the reward is constant: "
+            "towline samples"
+        )
+
+    def _entropy(self, now: Metrics) -> str | None:
+        first = [row["loss/entropy"] for row in self._history[:FIRST_STEPS] if "loss/entropy" in row]
+        if len(self._history) <= FIRST_STEPS or not first:
+            return None
+        usual = sum(first) / len(first)
+        if usual <= ENTROPY_FLOOR or now.get("loss/entropy", usual) >= ENTROPY_LEFT * usual:
+            return None
+        return (
+            f"the policy's entropy has fallen from {usual:.3g} to {now['loss/entropy']:.3g} nats a token: it samples "
+            "the same completions again and again. clip_high = 0.28 or a larger kl_beta keep it up; go on from an "
+            "earlier checkpoint"
+        )
+
+    def _drift(self, now: Metrics) -> str | None:
+        if not self.has_reference or not now.get("loss/kl", 0.0) > KL_DRIFT:
+            return None
+        return (
+            f"the policy is {now['loss/kl']:.2g} nats a token away from its reference (kl_beta = {self.kl_beta:g}): it "
+            "may have forgotten what is not rewarded. Raise kl_beta, or lower the learning rate"
+        )
+
+    def _kl_still(self) -> str | None:
+        """A reference that follows the policy gives a KL of exactly 0, whatever is learned."""
+        recent = self._history[1:][-STILL_STEPS:]
+        moved = [row.get("loss/gradient_norm", 0.0) > 0 and row.get("loss/learning_rate", 0.0) > 0 for row in recent]
+        if not self.has_reference or len(recent) < STILL_STEPS or not all(moved):
+            return None
+        if any(row.get("loss/kl", 1.0) != 0 for row in recent):
+            return None
+        return (
+            f"the KL to the reference has been exactly 0 for {STILL_STEPS} steps in which the weights moved: the "
+            "reference is the policy itself, and its penalty has no effect"
+        )
+
+    def _still(self, now: Metrics) -> str | None:
+        learns = now.get("loss/gradient_norm", 0.0) > 0 and now.get("loss/learning_rate", 0.0) > 0
+        if not learns or now.get("weights/moved", 1.0) != 0:
+            return None
+        return (
+            "the weights are the same after the step, although gradient norm and learning rate are not 0: the "
+            "optimiser does not reach them"
+        )
