@@ -16,7 +16,9 @@ from towline.jobs.store_handle import StoreHandle
 
 END_GRACE_S = 5.0
 FINISH_WITHIN_S = 15.0
-"""For engines and scorers to end after the trainer."""
+"""For engines and scorers to end after the trainer, when the run is done."""
+STOP_WITHIN_S = 3.0
+"""The same when it was told to stop: Slurm may be about to end the job."""
 
 
 class NodeLost(Exception):
@@ -62,13 +64,13 @@ class Fleet:
         for member in reversed(self.members):
             member.end(END_GRACE_S)
 
-    def have_all_ended(self, codes: dict[str, int | None]) -> bool:
+    def have_all_ended(self, codes: dict[str, int | None], *, within_s: float) -> bool:
         """Once the trainer has, the others have a moment: one whose node is gone without a word would never end."""
         left = [member.name for member in self.members if member.is_running and codes[member.name] is None]
         if not left or TRAINER in left:
             return not left
         self._trainer_ended = self._trainer_ended or time.monotonic()
-        if time.monotonic() - self._trainer_ended < FINISH_WITHIN_S:
+        if time.monotonic() - self._trainer_ended < within_s:
             return False
         self.tell(f"not ended by itself, and ended now: {', '.join(left)}")
         return True

@@ -15,7 +15,7 @@ import psutil
 from towline.jobs.deadline import Deadline
 from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.first_fault import Fault, first_faults, run_fault
-from towline.jobs.fleet import Fleet, NodeLost
+from towline.jobs.fleet import FINISH_WITHIN_S, STOP_WITHIN_S, Fleet, NodeLost
 from towline.jobs.launch import Launcher, LocalLauncher
 from towline.jobs.member import Member
 from towline.jobs.processes import TRAINER, Attempt
@@ -249,7 +249,8 @@ class _Supervisor:
             if not self.fleet.may_restart(member):
                 raise self._fault(self._faults() or [_ended_early(member)])
             self._restart(member)
-        if finished is not None and self.fleet.have_all_ended(codes):
+        within_s = STOP_WITHIN_S if self._why else FINISH_WITHIN_S
+        if finished is not None and self.fleet.have_all_ended(codes, within_s=within_s):
             return Outcome(status=finished["status"], next_step=finished["step"], why=self._why)
         return None
 

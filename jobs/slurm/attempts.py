@@ -40,6 +40,10 @@ class AttemptRow:
     outcome: str = ""
     """ "done", "limit", "preempted", "stopped", "budget", "node lost", "failed"; "" if it was killed."""
     failed_nodes: tuple[str, ...] = ()
+    step_s: float = 0.0
+    """Longest training and publication of a step, s."""
+    save_s: float = 0.0
+    """Longest save, s."""
 
     @property
     def node_hours(self) -> float:
@@ -70,8 +74,18 @@ class AttemptBook:
             self._alive = time.monotonic()
             os.utime(self._alive_file(number))
 
-    def end(self, number: int, outcome: str) -> None:
-        self._append({"number": number, "ended": time.time(), "outcome": outcome})
+    def end(self, number: int, outcome: str, *, step_s: float = 0.0, save_s: float = 0.0) -> None:
+        """
+        Args:
+            step_s, save_s: what was measured, for the next attempt to go by.
+        """
+        row = {"number": number, "ended": time.time(), "outcome": outcome, "step_s": step_s, "save_s": save_s}
+        self._append(row)
+
+    def measured(self) -> tuple[float, float]:
+        """Step and save of the latest attempt that measured both, s; 0 without one."""
+        measured = [(row.step_s, row.save_s) for row in self.rows() if row.step_s and row.save_s]
+        return measured[-1] if measured else (0.0, 0.0)
 
     def note_failed_nodes(self, number: int, nodes: Sequence[str]) -> None:
         known = next((row.failed_nodes for row in self.rows() if row.number == number), ())

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from towline.jobs.deadline import Deadline
 from towline.jobs.slurm.attempts import AttemptBook
 from towline.jobs.step_lines import evaluation_line, step_line
 from towline.storage.run_directory import RunDirectory
@@ -13,9 +14,17 @@ class BatchLog:
     """An `Observer` of the supervisor."""
 
     def __init__(
-        self, run: RunDirectory, book: AttemptBook, *, num_steps: int, job: str, submission: int, nodes: Sequence[str]
+        self,
+        run: RunDirectory,
+        book: AttemptBook,
+        deadline: Deadline,
+        *,
+        num_steps: int,
+        job: str,
+        submission: int,
+        nodes: Sequence[str],
     ) -> None:
-        self._run, self._book, self._num_steps = run, book, num_steps
+        self._run, self._book, self._deadline, self._num_steps = run, book, deadline, num_steps
         self._job, self._submission, self._nodes = job, submission, nodes
         self._attempt: int | None = None
 
@@ -41,7 +50,7 @@ class BatchLog:
         if self._attempt is not None:
             if failed_nodes:
                 self._book.note_failed_nodes(self._attempt, failed_nodes)
-            self._book.end(self._attempt, outcome)
+            self._book.end(self._attempt, outcome, step_s=self._deadline.step_s, save_s=self._deadline.save_s)
         _say(f"attempt ended: {outcome}{' ' if failed_nodes else ''}{' '.join(failed_nodes)}")
 
 

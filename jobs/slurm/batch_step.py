@@ -73,7 +73,10 @@ class BatchStep:
         if (left_s := book.left_s(nodes.max_node_hours, len(hosts))) is not None:
             deadline.budget_end = time.time() + left_s
         launcher = SrunLauncher(profile, groups, run.code)
-        log = BatchLog(run, book, num_steps=experiment.steps, job=job, submission=self.submission, nodes=hosts)
+        deadline.step_s, deadline.save_s = book.measured()
+        log = BatchLog(
+            run, book, deadline, num_steps=experiment.steps, job=job, submission=self.submission, nodes=hosts
+        )
         try:
             outcome = supervise(run, experiment, log, launcher=launcher, deadline=deadline)
         except TowlineError:

@@ -99,3 +99,12 @@ def test_a_row_has_what_its_attempt_had(book: AttemptBook, clock: Clock):
     (row,) = book.rows()
     assert (row.number, row.job, row.submission, row.nodes) == (4, "12", 1, ("n1", "n2"))
     assert (row.began, row.ended, row.outcome, row.checkpoint) == (1000.0, 1000.0, "preempted", 3)
+
+
+def test_what_an_attempt_measured_is_known_to_the_next(book: AttemptBook, clock: Clock):
+    assert book.measured() == (0.0, 0.0)
+    attempt(book, 0)
+    book.end(0, "limit", step_s=12.5, save_s=30.0)
+    attempt(book, 1)
+    book.end(1, "limit")  # it came no further than its start
+    assert book.measured() == (12.5, 30.0)

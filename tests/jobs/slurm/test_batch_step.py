@@ -41,6 +41,7 @@ class World:
         self.failed: tuple[str, ...] = ()
         self.deadline: Any = None
         self.is_taken = False
+        self.measures: tuple[float, float] | None = None
 
     def supervise(self, run: RunDirectory, experiment: Any, log: Any, *, launcher: Any, deadline: Any) -> Outcome:
         number = run.attempts
@@ -48,6 +49,8 @@ class World:
         log.on_attempt(number)
         deadline.signals += self.signals
         self.deadline = deadline
+        if self.measures is not None:
+            deadline.step_s, deadline.save_s = self.measures
         self.done.append("supervised")
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -153,6 +156,15 @@ def test_a_run_that_finished_while_the_limit_came_is_not_requeued(world: World, 
     world.outcome = Outcome(status="done", next_step=3, why="limit")
     assert submitted()["status"] == "done"
     assert world.done == ["supervised"]
+
+
+def test_the_next_attempt_times_its_stop_by_what_this_one_measured(run: RunDirectory, world: World, submitted):
+    world.outcome, world.measures = Outcome(status="stopped", next_step=2, why="limit"), (2.0, 30.0)
+    with pytest.raises(Ended):
+        submitted()
+    world.outcome, world.measures = Outcome(status="done", next_step=3), None
+    submitted()
+    assert (world.deadline.step_s, world.deadline.save_s) == (2.0, 30.0)
 
 
 def test_a_user_who_stops_it_is_told_how_to_go_on(run: RunDirectory, world: World, submitted):
