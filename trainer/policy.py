@@ -6,7 +6,7 @@ T = tokens of the batch, N = its completion tokens, D = model dim, V = vocabular
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,11 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from towline.storage.errors import ModelError
 from towline.trainer.attention import batch_arguments, register_varlen_attention, shares_prompts
+from towline.trainer.fused_loss import TokenLoss, fused_token_loss
+from towline.trainer.head import head_transform
+from towline.trainer.head_check import check_head
 from towline.trainer.isolation import assert_isolated
-from towline.trainer.logprobs import check_head, token_logprobs, token_logprobs_and_entropy
+from towline.trainer.logprobs import token_logprobs, token_logprobs_and_entropy
 from towline.trainer.packing import PackedBatch
 
 
@@ -26,6 +29,7 @@ class Policy(nn.Module):
     def __init__(self, model: Any, temperature: float) -> None:
         super().__init__()
         self.model = model
+        self._transform = head_transform(model.config)
         self._temperature = temperature
 
     @property
@@ -42,15 +46,36 @@ class Policy(nn.Module):
         finally:
             self._temperature = usual
 
-    def forward(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor]:
-        """Return log-probs at the sampling temperature and, if wanted, entropies; both [N] float32."""
+    @overload
+    def forward(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def forward(
+        self, batch: PackedBatch, *, with_entropy: bool = False, token_loss: TokenLoss
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def forward(
+        self, batch: PackedBatch, *, with_entropy: bool = False, token_loss: TokenLoss | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return log-probs at the sampling temperature and, if wanted, entropies (nats); both [N] float32.
+
+        Args:
+            token_loss: of each completion token by itself; before the two comes then the sum of it, and it alone
+                carries gradients, see `fused_loss`.
+        """
         device = next(self.model.parameters()).device
         assert self.shares_prompts or not batch.shares_prompts, "pieces were cut with shares_prompts, see Policy"
         hidden_TD = self.model.get_decoder()(**batch_arguments(batch, device)).last_hidden_state[0]
         hidden_ND = hidden_TD[torch.from_numpy(batch.logit_index).to(device)]
         head = self.model.get_output_embeddings()
         targets_N = torch.from_numpy(batch.target_ids).to(device)
-        options: dict[str, Any] = {"temperature": self._temperature, "head_bias_V": getattr(head, "bias", None)}
+        options: dict[str, Any] = {
+            "temperature": self._temperature,
+            "head_bias_V": getattr(head, "bias", None),
+            "transform": self._transform,
+        }
+        if token_loss is not None:
+            return fused_token_loss(hidden_ND, head.weight, targets_N, token_loss, with_entropy=with_entropy, **options)
         if with_entropy:
             return token_logprobs_and_entropy(hidden_ND, head.weight, targets_N, **options)
         logprobs_N = token_logprobs(hidden_ND, head.weight, targets_N, **options)

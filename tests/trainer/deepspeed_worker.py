@@ -27,7 +27,9 @@ from towline.jobs.rendezvous import find_world
 from towline.storage.errors import RewardError
 from towline.trainer.config import TrainerConfig
 from towline.trainer.deepspeed_engine import DeepSpeedEngine, shard_frozen
+from towline.trainer.fused_loss import differentiated
 from towline.trainer.grpo import take_inner_steps
+from towline.trainer.losses import policy_loss
 from towline.trainer.packing import PackedBatch, TokenSequence, pack
 from towline.trainer.policy import Policy, load_policy
 from towline.trainer.reference import Reference
@@ -176,6 +178,33 @@ class Scenarios:
         metrics = self.inner_steps(engine, self.reference("other", config), config, model, step=1)
         return metrics, found
 
+    def passes(self, model: str, zero_stage: int):
+        """An optimiser step of the policy loss in one pass and in two, each rank with tokens of its own."""
+        rng = np.random.default_rng(dist.get_rank())
+        batch = pack([TokenSequence(token_ids=rng.integers(0, 1600, 25 + dist.get_rank()), num_prompt_tokens=4)])
+        noise_N, advantages_N = (torch.from_numpy(rng.normal(0, 0.3, len(batch.target_ids))).float() for _ in range(2))
+        values: dict[str, float] = {}
+        found: Arrays = {}
+        for passes in ("one", "two"):
+            engine = self.engine(model, self.config(zero_stage=zero_stage))
+            old_N = engine.evaluate(batch) + noise_N
+
+            def loss(logprobs_C: Tensor, tokens: slice, old_N: Tensor = old_N) -> Tensor:
+                weights_C = torch.full_like(logprobs_C, 1 / 50)
+                return policy_loss(logprobs_C, old_N[tokens], advantages_N[tokens], weights_C).loss
+
+            if passes == "one":
+                total, *measured = engine._engine(batch, with_entropy=True, token_loss=differentiated(loss))
+            else:
+                measured = engine.forward(batch, with_entropy=True)
+                total = loss(measured[0], slice(None))
+            engine.backward(total, is_last=True)
+            values[f"{passes}/norm"] = engine.step(1e-3)
+            values[f"{passes}/loss"] = total.item()
+            arrays = {"logprobs": to_numpy(measured[0]), "entropy": to_numpy(measured[1])}
+            found |= {f"{passes}/{name}": array for name, array in (engine.gradients | arrays).items()}
+        return values, found
+
     def tensors(self, model: str, zero_stage: int):
         engine = self.engine(model, self.config(zero_stage=zero_stage))
         metas = engine.tensors()
@@ -259,6 +288,8 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
         yield f"perturbed-zero{stage}", lambda z=stage: s.perturbed("untied", "float32", z)
         yield f"tensors-tied-zero{stage}", lambda z=stage: s.tensors("tied", z)
         yield f"tensors-untied-zero{stage}", lambda z=stage: s.tensors("untied", z)
+    for model in ("tied", "untied"):
+        yield f"passes-{model}-zero3", lambda m=model: s.passes(m, 3)
     yield "perturbed-bfloat16-zero3", lambda: s.perturbed("tied", "bfloat16", 3)
     yield "failed", lambda: s.nothing_scored("failed")
     yield "single", lambda: s.nothing_scored("single")

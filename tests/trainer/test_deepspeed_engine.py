@@ -390,6 +390,20 @@ def test_gradient_checkpointing_changes_nothing(found, stage):
 # --- the reference -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model", ["tied", "untied"])
+def test_a_loss_in_one_pass_has_the_gradients_of_two_with_a_sharded_head(found, model):
+    name = f"passes-{model}-zero3"
+    values, arrays = found.values(name), found.arrays(name)
+    for measured in ("norm", "loss"):
+        assert values[f"one/{measured}"] == pytest.approx(values[f"two/{measured}"], rel=1e-5)
+    one, two = part(arrays, "one/"), part(arrays, "two/")
+    for kind in ("gradient", "logprobs", "entropy"):
+        assert largest_difference(one, two, kind) < 1e-5
+    assert (
+        np.abs(two["gradient/lm_head.weight" if model == "untied" else "gradient/model.embed_tokens.weight"]).max() > 0
+    )
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_policy_at_its_reference_has_no_kl_and_the_gradient_of_the_rewards_alone(found, stage):
     name, unpenalised = f"at-reference-zero{stage}", f"unpenalised-zero{stage}"

@@ -1,0 +1,142 @@
+"""The loss of given tokens with its gradients in one pass: the logits of each chunk are computed once.
+
+For losses that are a sum over tokens of a function of each token's own log-prob: then d loss / d log-prob is known as
+soon as the log-prob is, and the gradients of hidden states and head follow while the chunk's softmax is at hand. GRPO
+and PPO with per-token ratios are such losses, given their normaliser; sequence-level ratios (GSPO) are not, for them
+take `logprobs.token_logprobs`. What is saved for backward are the gradients themselves: D numbers a token, and as much
+as the head's weight in float32.
+
+T = tokens, D = model dim, V = vocabulary, C = tokens of one chunk.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from towline.trainer.head import PLAIN, Head, HeadGradients, HeadTransform
+from towline.trainer.softmax import chunk_softmax, chunks
+
+TokenLoss = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+"""(log-probs [C], their place among the T tokens) -> (losses [C] or the sum of these, d loss / d log-prob [C])."""
+
+
+def differentiated(loss: Callable[[Tensor, slice], Tensor]) -> TokenLoss:
+    """Let torch find the derivative of a loss that is given as a function of log-probs [C] and their place among T.
+
+        def loss(logprobs_C, tokens):
+            return policy_loss(logprobs_C, old_T[tokens], advantages_T[tokens], weights_T[tokens]).loss
+
+    Args:
+        loss: returns the losses [C] or their sum. It must treat each token by itself: it sees one chunk at a time.
+    """
+
+    def token_loss(logprobs_C: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf_C = logprobs_C.detach().requires_grad_()
+            losses = loss(leaf_C, tokens)
+            (slopes_C,) = torch.autograd.grad(losses.sum(), leaf_C)
+        return losses.detach(), slopes_C
+
+    return token_loss
+
+
+def fused_token_loss(
+    hidden_TD: Tensor,
+    head_weight_VD: Tensor,
+    targets_T: Tensor,
+    token_loss: TokenLoss,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = 512,
+    head_bias_V: Tensor | None = None,
+    transform: HeadTransform = PLAIN,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum `token_loss` over the tokens, with the gradients that `logprobs.token_logprobs` and the loss would give.
+
+    backward scales the gradients in place by that of the sum, so it can be called once: a second call with
+    `retain_graph` raises RuntimeError. float16 with a loss scale would underflow before it is scaled: put the scale
+    into `token_loss`.
+
+    Args:
+        targets_T: int64, the token that each hidden state predicts.
+        token_loss: called for each chunk in order, without gradient; not called for T = 0.
+        temperature: that of sampling, > 0.
+        transform: of the model, see `head.head_transform`.
+
+    Returns:
+        The sum, a scalar differentiable in hidden states, head weight and bias; and detached, for metrics, the
+        log-probs [T] and the entropies (nats) [T], or [0] without `with_entropy`. All float32, or float64 for float64
+        inputs.
+    """
+    # In a Function's forward the grad mode is always off, and needs_input_grad does not know it.
+    wants_gradients = torch.is_grad_enabled()
+    return _FusedTokenLoss.apply(
+        hidden_TD, head_weight_VD, head_bias_V, targets_T, token_loss, transform, temperature, chunk_tokens,
+        with_entropy, wants_gradients,
+    )  # fmt: skip
+
+
+class _FusedTokenLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        head_weight_VD: Tensor,
+        head_bias_V: Tensor | None,
+        targets_T: Tensor,
+        token_loss: TokenLoss,
+        transform: HeadTransform,
+        temperature: float,
+        chunk_tokens: int,
+        wants_entropy: bool,
+        wants_gradients: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
+        logprobs_T = hidden_TD.new_empty(len(hidden_TD), dtype=dtype)
+        entropy_T = torch.empty_like(logprobs_T) if wants_entropy else logprobs_T.new_empty(0)
+        total = logprobs_T.new_zeros((), dtype=torch.float64)
+        wants = ctx.needs_input_grad[:3] if wants_gradients else (False, False, False)
+        head = Head(hidden_TD, head_weight_VD, head_bias_V, transform, temperature)
+        gradients = HeadGradients(hidden_TD, head_weight_VD, head_bias_V, wants=wants)
+
+        # A function, so that nothing of a chunk lives on while the logits of the next are computed.
+        def process(chunk: slice) -> None:
+            logits_CV = head.logits(hidden_TD[chunk])
+            cap_slope_CV = head.cap_slope(logits_CV) if any(wants) else None
+            softmax = chunk_softmax(logits_CV, targets_T[chunk], wants_entropy=wants_entropy)
+            logprobs_T[chunk] = softmax.logprobs_C
+            if softmax.entropy_C is not None:
+                entropy_T[chunk] = softmax.entropy_C
+            losses, slopes_C = token_loss(softmax.logprobs_C, chunk)
+            total.add_(losses.sum(dtype=torch.float64))
+            if any(wants):
+                # d logprob / d logit = [is target] - softmax
+                grad_C = slopes_C.to(dtype) * head.scale
+                grad_CV = softmax.exp_CV.mul_(-(grad_C / softmax.sum_C)[:, None])
+                grad_CV.scatter_add_(1, targets_T[chunk, None], grad_C[:, None])
+                if cap_slope_CV is not None:
+                    grad_CV.mul_(cap_slope_CV)
+                gradients.add(head, chunk, grad_CV)
+
+        for chunk in chunks(len(hidden_TD), chunk_tokens):
+            process(chunk)
+        # Not the weight itself: under ZeRO-3 it need not be gathered for this backward.
+        ctx.save_for_backward(gradients.hidden_TD, gradients.weight_VD, gradients.bias_V)
+        ctx.dtypes = tuple(None if leaf is None else leaf.dtype for leaf in (hidden_TD, head_weight_VD, head_bias_V))
+        ctx.mark_non_differentiable(logprobs_T, entropy_T)
+        return total.to(dtype), logprobs_T, entropy_T
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator's type hides the name of `ctx`
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        gradients = [
+            None if saved is None else saved.mul_(grad_outputs[0]).to(dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*gradients, *[None] * 7)
