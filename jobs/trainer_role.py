@@ -64,6 +64,7 @@ def _load(role: Role) -> tuple[DeepSpeedEngine, Reference | None]:
         temperature=temperature,
         precision=experiment.trainer.precision,
         gradient_checkpointing=experiment.trainer.gradient_checkpointing,
+        packing=experiment.trainer.packing,
     )
     engine = DeepSpeedEngine(policy, experiment.trainer)
     role.heartbeat.beat("load")

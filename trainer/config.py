@@ -62,7 +62,10 @@ class TrainerConfig(StrictModel):
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps per inner epoch; the step's groups are divided among them."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=16)
-    """Budget of one packed forward and backward pass of one rank, tokens."""
+    """Budget of one forward and backward pass of one rank, tokens, padding included."""
+    packing: Literal["packed", "buckets"] = "packed"
+    """Sequences end to end in one row, a group's prompt once; or rows of lengths within 10 %, padded, for models whose
+    layers cannot keep the sequences of one row apart."""
     zero_stage: Literal[0, 1, 2, 3] = 2
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """Of weights and activations; optimiser state and master weights are float32 always."""

@@ -31,7 +31,8 @@ from towline.trainer.inner_step import InnerStep
 from towline.trainer.losses import mismatch, policy_loss
 from towline.trainer.normaliser import LossTotals, loss_totals, token_weights
 from towline.trainer.packing import PackedBatch
-from towline.trainer.packing_plan import cut_into_pieces, plan_packing
+from towline.trainer.packing_step import plan_step
+from towline.trainer.policy import Policy
 from towline.trainer.reference import Reference
 from towline.trainer.rollout_batch import ScoredGroup, TrainingSequence, reward_metrics, training_sequences
 
@@ -111,7 +112,7 @@ def take_inner_steps(
     if not sequences:
         raise RewardError(_why_nothing_can_be_compared(groups, step))
     inner_steps = [
-        _plan_inner_step(part, config, shares_prompts=engine.policy.shares_prompts)
+        _plan_inner_step(part, config, engine.policy)
         for part in _minibatches(sequences, config.minibatches, seed=seed, step=step)
     ]
     batches = [inner.batches(dist.get_rank()) for inner in inner_steps]
@@ -149,6 +150,7 @@ def take_inner_steps(
         learning_rate=learning_rate,
         trained_tokens=sum(piece.num_tokens for inner in inner_steps for piece in inner.pieces),
         fill=float(np.mean([inner.plan.fill for inner in inner_steps])),
+        imbalance=max(inner.plan.rank_imbalance for inner in inner_steps),
         staleness=max((step - int(sequence.versions.min()) for sequence in sequences), default=0),
     )
 
@@ -209,25 +211,19 @@ def _sequences(
     )
 
 
-def _plan_inner_step(
-    sequences: Sequence[TrainingSequence], config: TrainerConfig, *, shares_prompts: bool
-) -> InnerStep:
-    num_ranks, max_tokens = dist.get_world_size(), config.max_tokens_per_microbatch
+def _plan_inner_step(sequences: Sequence[TrainingSequence], config: TrainerConfig, policy: Policy) -> InnerStep:
     num_completion_tokens = [len(sequence.rollout_logprobs) for sequence in sequences]
-    pieces = cut_into_pieces(
+    pieces, plan = plan_step(
         [sequence.tokens.num_prompt_tokens for sequence in sequences],
         num_completion_tokens,
         [sequence.group for sequence in sequences],
-        num_ranks=num_ranks,
-        max_tokens=max_tokens,
-        shares_prompts=shares_prompts,
+        num_ranks=dist.get_world_size(),
+        max_tokens=config.max_tokens_per_microbatch,
+        packing=config.packing,
+        shares_prompts=policy.shares_prompts,
+        work=policy.work,
     )
-    return InnerStep(
-        sequences=sequences,
-        pieces=pieces,
-        plan=plan_packing([piece.num_tokens for piece in pieces], num_ranks=num_ranks, max_tokens=max_tokens),
-        totals=loss_totals(num_completion_tokens),
-    )
+    return InnerStep(sequences=sequences, pieces=pieces, plan=plan, totals=loss_totals(num_completion_tokens))
 
 
 def _minibatches(
@@ -304,7 +300,9 @@ class _Meter:
         self._losses.append(self.last_loss)
         self._norms.append(gradient_norm)
 
-    def summary(self, *, learning_rate: float, trained_tokens: int, fill: float, staleness: int) -> Metrics:
+    def summary(
+        self, *, learning_rate: float, trained_tokens: int, fill: float, imbalance: float, staleness: int
+    ) -> Metrics:
         sums = torch.tensor([self._sums[name] for name in self._NAMES], dtype=torch.float64)
         largest = torch.tensor([self._max_abs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20])
         dist.all_reduce(sums)
@@ -325,6 +323,7 @@ class _Meter:
             "tokens/loss": total["tokens"] / len(self._losses),
             "tokens/trained": trained_tokens,
             "tokens/fill": fill,
+            "tokens/imbalance": imbalance,
             "staleness/max": staleness,
             "memory/trainer_gib": largest[1].item(),
         }

@@ -17,7 +17,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.25, tor
 
 
 @torch.no_grad()
-def check_head(model: Any, token_ids_T: torch.Tensor) -> float:
+def check_head(model: Any, token_ids_T: torch.Tensor, *, arguments: dict[str, Any] | None = None) -> float:
     """Compare the model's own logits with decoder, output layer and transform put together as `token_logprobs` does it.
 
     A model that does anything else to its logits is refused rather than trained on other log-probs than its own.
@@ -25,6 +25,7 @@ def check_head(model: Any, token_ids_T: torch.Tensor) -> float:
     Args:
         model: a transformers causal language model.
         token_ids_T: a short text on the model's device, at least two tokens.
+        arguments: of the model for this text; by default those of one packed row.
 
     Returns:
         The largest difference of a log-prob.
@@ -32,7 +33,7 @@ def check_head(model: Any, token_ids_T: torch.Tensor) -> float:
     Raises:
         ModelError: naming the difference.
     """
-    arguments = packed_arguments([token_ids_T])
+    arguments = packed_arguments([token_ids_T]) if arguments is None else arguments
     was_training = model.training
     try:
         # Dropout would make two passes differ.

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from towline.trainer.normaliser import LossTotals
-from towline.trainer.packing import PackedBatch, pack_pieces
+from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_plan import PackingPlan, Piece
+from towline.trainer.packing_rows import lay_out
 from towline.trainer.rollout_batch import TrainingSequence
 
 
@@ -21,11 +22,12 @@ class InnerStep:
     totals: LossTotals
 
     def batches(self, rank: int) -> list[tuple[PackedBatch, list[int]]]:
-        """Packed micro-batches of the rank, each with the indices of its sequences."""
+        """Micro-batches of the rank, each with the indices of its sequences."""
         packed: list[tuple[PackedBatch, list[int]]] = []
         for numbers in self.plan.micro_batches[rank]:
             pieces = [self.pieces[number].members for number in numbers]
-            batch = pack_pieces([[self.sequences[index].tokens for index in members] for members in pieces])
+            tokens = [[self.sequences[index].tokens for index in members] for members in pieces]
+            batch = lay_out(tokens, is_padded=self.plan.is_padded)
             packed.append((batch, list(chain.from_iterable(pieces))))
         return packed
 

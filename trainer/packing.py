@@ -47,6 +47,9 @@ class PackedBatch:
     """[N] the tokens that they predict."""
     num_completion_tokens: tuple[int, ...]
     """For each sequence; they add up to N."""
+    num_rows: int | None = None
+    """Rows of one length that the T tokens are, each a sequence padded on the right (`packing_rows`). None: one packed
+    row, whose segments the attention keeps apart."""
 
     @property
     def shares_prompts(self) -> bool:

@@ -1,4 +1,4 @@
-"""Load a policy and compute its token log-probs on a packed batch, head included, in one forward.
+"""Load a policy and compute its token log-probs on a packed or padded batch, head included, in one forward.
 
 T = tokens of the batch, N = its completion tokens, D = model dim, V = vocabulary.
 """
@@ -10,17 +10,19 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from towline.storage.errors import ModelError
-from towline.trainer.attention import batch_arguments, register_varlen_attention, shares_prompts
+from towline.trainer.attention import batch_arguments, caps_scores, register_varlen_attention, shares_prompts
 from towline.trainer.fused_loss import TokenLoss, fused_token_loss
 from towline.trainer.head import head_transform
 from towline.trainer.head_check import check_head
-from towline.trainer.isolation import assert_isolated
+from towline.trainer.isolation import assert_isolated, assert_rows_isolated
 from towline.trainer.logprobs import token_logprobs, token_logprobs_and_entropy
 from towline.trainer.packing import PackedBatch
+from towline.trainer.packing_step import Packing
+from towline.trainer.packing_work import work_model
 
 
 class Policy(nn.Module):
@@ -30,6 +32,8 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self._transform = head_transform(model.config)
+        self.work = work_model(model)
+        """What a step's balance goes by."""
         self._temperature = temperature
 
     @property
@@ -65,7 +69,8 @@ class Policy(nn.Module):
         """
         device = next(self.model.parameters()).device
         assert self.shares_prompts or not batch.shares_prompts, "pieces were cut with shares_prompts, see Policy"
-        hidden_TD = self.model.get_decoder()(**batch_arguments(batch, device)).last_hidden_state[0]
+        # One packed row, or padded rows one after the other: `logit_index` counts through both.
+        hidden_TD = self.model.get_decoder()(**batch_arguments(batch, device)).last_hidden_state.flatten(0, 1)
         hidden_ND = hidden_TD[torch.from_numpy(batch.logit_index).to(device)]
         head = self.model.get_output_embeddings()
         targets_N = torch.from_numpy(batch.target_ids).to(device)
@@ -89,31 +94,48 @@ def load_policy(
     precision: str,
     gradient_checkpointing: bool = False,
     attention: str | None = None,
+    packing: Packing = "packed",
 ) -> Policy:
-    """Load the model and prove that packing and chunked log-probs are right for it.
+    """Load the model and prove that its micro-batches and chunked log-probs are right for it.
 
     Args:
         attention: transformers' name of one that isolates packed sequences. By default flash_attention_2 where it is
             installed and can be used (bfloat16 on a GPU), which computes a prompt again for each completion, and
-            elsewhere `attention.NAME`, which does not.
+            elsewhere `attention.NAME`, which does not. For buckets, transformers' own choice, or "eager" for a model
+            that caps its attention scores: "sdpa" leaves the cap out.
+        packing: "packed" sequences in one row, or "buckets" of padded rows.
 
     Raises:
-        ModelError: the folder holds no causal language model, or one that cannot be packed.
+        ModelError: the folder holds no causal language model, or one that cannot be trained in this way.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     varlen = register_varlen_attention()
-    if attention is None:
+    if attention is None and packing == "packed":
         can_flash = device.type == "cuda" and precision == "bfloat16" and is_flash_attn_2_available()
         attention = "flash_attention_2" if can_flash else varlen
     try:
+        if attention is None and caps_scores(AutoConfig.from_pretrained(folder, local_files_only=True)):
+            attention = "eager"
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, precision), attn_implementation=attention, local_files_only=True
         )
+    except KeyError as error:
+        if attention is None or attention not in error.args:
+            raise
+        raise ModelError(
+            f"policy.model {folder} has an attention of its own and cannot be loaded with {attention}, which packing "
+            'needs: set trainer.packing = "buckets", or take another model'
+        ) from error
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"policy.model {folder} cannot be loaded as a causal language model: {error}") from error
     model.to(device)
-    assert_isolated(model)
-    check_head(model, torch.arange(1, 18, device=device) % model.config.get_text_config().vocab_size)
+    token_ids_T = torch.arange(1, 18, device=device) % model.config.get_text_config().vocab_size
+    if packing == "packed":
+        assert_isolated(model)
+        check_head(model, token_ids_T)
+    else:
+        assert_rows_isolated(model)
+        check_head(model, token_ids_T, arguments={"input_ids": token_ids_T[None], "use_cache": False})
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Policy(model, temperature)

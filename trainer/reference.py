@@ -15,7 +15,8 @@ class Reference:
     """On the device beside the policy, in the policy's precision and with the policy's sharding."""
 
     def __init__(self, folder: Path, config: TrainerConfig, *, temperature: float) -> None:
-        self._policy = shard_frozen(load_policy(folder, temperature=temperature, precision=config.precision), config)
+        policy = load_policy(folder, temperature=temperature, precision=config.precision, packing=config.packing)
+        self._policy = shard_frozen(policy, config)
 
     @torch.no_grad()
     def logprobs(self, batch: PackedBatch) -> Tensor:

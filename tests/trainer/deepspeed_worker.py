@@ -31,6 +31,7 @@ from towline.trainer.fused_loss import differentiated
 from towline.trainer.grpo import take_inner_steps
 from towline.trainer.losses import policy_loss
 from towline.trainer.packing import PackedBatch, TokenSequence, pack
+from towline.trainer.packing_step import Packing
 from towline.trainer.policy import Policy, load_policy
 from towline.trainer.reference import Reference
 
@@ -87,22 +88,24 @@ class Scenarios:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.groups = pickle.loads((folder / "groups.pkl").read_bytes())
-        self._policies: dict[tuple[str, str], Policy] = {}
+        self._policies: dict[tuple[str, str, str], Policy] = {}
 
     def config(self, **settings: Any) -> TrainerConfig:
         usual = {"learning_rate": 1e-3, "precision": "float32", "kl_beta": 0.1, "max_grad_norm": 0.5}
         # Unchecked, so that the learning rate may be 0.
         return TrainerConfig(learning_rate=1).model_copy(update=usual | settings)
 
-    def policy(self, model: str, precision: str) -> Policy:
+    def policy(self, model: str, precision: str, packing: Packing = "packed") -> Policy:
         """A copy: to load one and to prove that it can be packed takes longer than most scenarios."""
-        key = (model, precision)
+        key = (model, precision, packing)
         if key not in self._policies:
-            self._policies[key] = load_policy(self.folder / model, temperature=TEMPERATURE, precision=precision)
+            self._policies[key] = load_policy(
+                self.folder / model, temperature=TEMPERATURE, precision=precision, packing=packing
+            )
         return copy.deepcopy(self._policies[key])
 
     def engine(self, model: str, config: TrainerConfig) -> RecordingEngine:
-        policy = self.policy(model, config.precision)
+        policy = self.policy(model, config.precision, config.packing)
         if config.gradient_checkpointing:
             policy = load_policy(
                 self.folder / model, temperature=TEMPERATURE, precision=config.precision, gradient_checkpointing=True
@@ -112,7 +115,7 @@ class Scenarios:
     def reference(self, model: str, config: TrainerConfig) -> Reference:
         """As `Reference` loads it, from a copy."""
         reference = object.__new__(Reference)
-        reference._policy = shard_frozen(self.policy(model, config.precision), config)
+        reference._policy = shard_frozen(self.policy(model, config.precision, config.packing), config)
         return reference
 
     def inner_steps(
@@ -274,6 +277,7 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
         yield f"{member}-micro", lambda s_=settings: s.one_step(zero_stage=2, max_tokens_per_microbatch=32, **s_)
     for stage in STAGES:
         yield f"micro-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, max_tokens_per_microbatch=32)
+        yield f"buckets-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, packing="buckets")
         yield f"warmup-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, warmup_steps=4)
         yield f"bfloat16-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, precision="bfloat16")
     for stage in (2, 3):

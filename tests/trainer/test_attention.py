@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from towline.storage.errors import ModelError
 from towline.trainer import attention
 from towline.trainer.attention import (
+    CAUSAL_CALL_TOKENS,
     SHARED_CALL_TOKENS,
     batch_arguments,
     packed_arguments,
@@ -77,8 +78,9 @@ PIECES = [
     [(4, [2, 2, 2])],
     [(3, [1, 6, 2, 9]), (3, [1, 6]), (7, [4])],
     [(2, [SHARED_CALL_TOKENS // 2] * 4 + [SHARED_CALL_TOKENS + 1, 1])],
+    [(3, [2, CAUSAL_CALL_TOKENS]), (2, [1, CAUSAL_CALL_TOKENS + 1, 3])],
 ]
-"""Lists of (prompt tokens, tokens of its completions); the last fills several calls."""
+"""Lists of (prompt tokens, tokens of its completions); the last two fill several calls."""
 
 
 def shared_projections(pieces, dtype, num_key_heads=2):
@@ -152,6 +154,16 @@ def test_completions_of_one_prompt_share_calls_up_to_a_number_of_tokens(monkeypa
     varlen_attention(torch.nn.Module(), *tensors, None, cu_seq_lens_q=bounds, prefixes=prefixes)
     # prompt and first completion | 3 + 5 | 1 | 9 is over the limit | 2 | another prompt | 3
     assert calls == [(1, 3), (1, 8), (1, 1), (1, 9), (1, 2), (1, 3), (1, 3)]
+
+
+def test_a_long_completion_is_computed_behind_its_prompt_without_a_mask(monkeypatch):
+    calls = count_calls(monkeypatch)
+    monkeypatch.setattr(attention, "CAUSAL_CALL_TOKENS", 9)
+    monkeypatch.setattr(attention, "SHARED_CALL_TOKENS", 8)
+    tensors, bounds, prefixes, _ = shared_projections([(4, [1, 8, 9, 12]), (5, [1, 9])], torch.float32)
+    varlen_attention(torch.nn.Module(), *tensors, None, cu_seq_lens_q=bounds, prefixes=prefixes)
+    # 8 is too short, 9 is long and twice 4, but not twice 5
+    assert calls == [(1, 5), (1, 8), (1, 13), (1, 16), (1, 6), (1, 9)]
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,17 @@ def test_several_micro_batches_equal_one(found, stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_buckets_equal_packed_micro_batches(found, stage):
+    buckets, packed = found.values(f"buckets-zero{stage}"), found.values(f"tied-zero{stage}")
+    # A prompt for each completion.
+    assert buckets["tokens/trained"] == sum(len(lengths) * prompt + sum(lengths) for prompt, lengths in LENGTHS)
+    assert packed["tokens/trained"] < buckets["tokens/trained"]
+    assert_same_step(
+        (buckets, found.arrays(f"buckets-zero{stage}")), (packed, found.arrays(f"tied-zero{stage}")),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_rank_with_an_empty_micro_batch_changes_nothing(found, stage):
     name = f"three-zero{stage}"
     two, one = found.values(name), found.values(name, 1)

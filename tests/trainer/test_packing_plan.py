@@ -21,14 +21,14 @@ def test_best_fit_by_hand():
     plan = plan_packing([6, 5, 4, 3, 2], num_ranks=1, max_tokens=10)
     assert sorted(plan.micro_batches[0]) == [(2, 0), (4, 3, 1)]
     assert plan.fill == 1.0
-    assert plan.rank_balance == 1.0
+    assert plan.rank_imbalance == 0.0
 
 
 def test_micro_batches_are_filled_evenly_where_they_can_be():
     # best fit alone would make 8 + 2; four equal pieces on two ranks make 4 + 4
     plan = plan_packing([2, 2, 2, 2], num_ranks=2, max_tokens=6)
     assert bin_tokens(plan, [2, 2, 2, 2]) == [[4], [4]]
-    assert plan.rank_balance == 1.0
+    assert plan.rank_imbalance == 0.0
     assert plan.fill == pytest.approx(8 / 12)
 
 
@@ -52,8 +52,8 @@ def test_ranks_are_balanced_and_micro_batches_full(num_ranks, seed):
     lengths = random_lengths(seed, count=200)
     plan = plan_packing(lengths, num_ranks=num_ranks, max_tokens=2048)
     tokens = [sum(rank) for rank in bin_tokens(plan, lengths)]
-    assert plan.rank_balance == pytest.approx(np.mean(tokens) / max(tokens))
-    assert plan.rank_balance > 0.97
+    assert plan.rank_imbalance == pytest.approx(max(tokens) / np.mean(tokens) - 1)
+    assert plan.rank_imbalance < 0.005
     needed = -(-sum(lengths) // 2048)
     assert len(plan.micro_batches[0]) <= -(-(needed + 1) // num_ranks)
 
@@ -88,19 +88,54 @@ def test_ranks_without_pieces_get_empty_micro_batches():
     plan = plan_packing([5, 5], num_ranks=4, max_tokens=10)
     assert sorted(plan.micro_batches) == [((),), ((),), ((0,),), ((1,),)]
     assert plan.fill == 0.25
-    assert plan.rank_balance == 0.5
+    assert plan.rank_imbalance == 1.0
 
 
 def test_no_pieces_at_all_still_give_each_rank_one_micro_batch():
     plan = plan_packing([], num_ranks=2, max_tokens=10)
     assert plan.micro_batches == (((),), ((),))
-    assert (plan.fill, plan.rank_balance) == (0.0, 1.0)
+    assert (plan.fill, plan.padding_saved, plan.rank_imbalance, plan.moment_imbalance) == (0.0, 1.0, 0.0, 0.0)
 
 
 def test_ties_are_broken_by_index():
     plan = plan_packing([5] * 4, num_ranks=2, max_tokens=5)
-    assert plan.micro_batches == (((0,), (2,)), ((1,), (3,)))
+    assert plan.micro_batches == (((0,), (3,)), ((1,), (2,)))
     assert plan == plan_packing([5] * 4, num_ranks=2, max_tokens=5)
+
+
+# --- work --------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_balanced_by_work_and_not_by_tokens():
+    # by tokens 8 | 8; the long one is worth all others
+    plan = plan_packing([8, 2, 2, 2, 2], num_ranks=2, max_tokens=20, work=[64, 16, 16, 16, 16])
+    assert bin_tokens(plan, [8, 2, 2, 2, 2]) == [[8], [8]]
+    plan = plan_packing([8, 4, 4, 4, 4], num_ranks=2, max_tokens=20, work=[64, 16, 16, 16, 16])
+    assert sorted(plan.micro_batches) == [((0,),), ((1, 2, 3, 4),)]
+    assert plan.work == ((64,), (64,))
+    assert plan.rank_imbalance == plan.moment_imbalance == 0.0
+
+
+def test_like_work_does_not_break_the_budget():
+    # even work would be 8 | 4 + 4 + 4 + 4
+    plan = plan_packing([8, 4, 4, 4, 4], num_ranks=2, max_tokens=12, work=[64, 16, 16, 16, 16])
+    assert sorted(map(sorted, bin_tokens(plan, [8, 4, 4, 4, 4]))) == [[12], [12]]
+    assert plan.rank_imbalance == pytest.approx(80 / 64 - 1)
+
+
+def test_the_imbalance_of_ranks_and_that_of_moments_by_hand():
+    plan = plan_packing([10, 9, 8, 5], num_ranks=2, max_tokens=10)
+    assert plan.work == ((10, 5), (9, 8))
+    assert plan.rank_imbalance == pytest.approx(17 / 16 - 1)
+    assert plan.moment_imbalance == pytest.approx((10 + 8) / 16 - 1)
+    assert plan.slowest_work == 18
+
+
+def test_padding_saved_is_against_one_batch_of_the_longest():
+    plan = plan_packing([10, 4, 6], num_ranks=1, max_tokens=20)
+    assert plan.padding_saved == pytest.approx(1 - 20 / 30)
+    assert plan.padding == 0.0
+    assert plan_packing([10, 4], num_ranks=1, max_tokens=20, one_batch_tokens=56).padding_saved == pytest.approx(0.75)
 
 
 # --- pieces ------------------------------------------------------------------------------------------------------
@@ -120,14 +155,14 @@ def test_a_group_is_one_piece_where_it_fits():
     assert cut([(5, [2, 1, 2]), (3, [4])]) == [((1, 0, 2), 10), ((3,), 7)]
 
 
-def test_a_group_over_the_budget_is_cut_evenly_into_as_few_pieces_as_keep_it():
-    # 10 + 16 is over 20, 10 + 8 is not
-    assert cut([(10, [7, 1, 5, 3])], max_tokens=20) == [((1, 0), 18), ((3, 2), 18)]
-    assert cut([(10, [7, 1, 5, 3])], max_tokens=17) == [((0,), 17), ((2,), 15), ((1, 3), 14)]
+def test_a_group_over_the_budget_is_cut_into_full_pieces_and_a_rest():
+    # 10 beside the prompt: 7 + 3 and 5 + 1; 7 beside it: 7, 5 + 1, 3
+    assert cut([(10, [7, 1, 5, 3])], max_tokens=20) == [((3, 0), 20), ((1, 2), 16)]
+    assert cut([(10, [7, 1, 5, 3])], max_tokens=17) == [((0,), 17), ((1, 2), 16), ((3,), 13)]
 
 
 def test_a_completion_over_the_budget_is_a_piece_of_its_own():
-    assert cut([(10, [30, 1, 1])], max_tokens=12) == [((0,), 40), ((1,), 11), ((2,), 11)]
+    assert cut([(10, [30, 1, 1])], max_tokens=11) == [((0,), 40), ((1,), 11), ((2,), 11)]
 
 
 def test_fewer_groups_than_ranks_are_cut_where_pieces_are_largest():
