@@ -116,6 +116,17 @@ class ExperimentConfig(StrictModel):
             raise ValueError(f"deterministic = true needs {name} = {json.dumps(needed)}, found {json.dumps(found)}")
         return self
 
+    @model_validator(mode="after")
+    def _int8_is_not_sharded(self) -> "ExperimentConfig":
+        trainer = self.trainer
+        if self.policy.reference == "int8" and trainer.zero_stage == 3 and trainer.kl_beta > 0:
+            raise ValueError(
+                'policy.reference = "int8" does not go with trainer.zero_stage = 3: ZeRO-3 cuts weights into shards '
+                "and transposes them in every linear layer, which torchao's int8 weights cannot do; set "
+                'policy.reference = "offloaded", which is sharded too, or trainer.zero_stage <= 2'
+            )
+        return self
+
     @property
     def num_scorers(self) -> int:
         """Scorer processes, each with `local.scorers` workers."""

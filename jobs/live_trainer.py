@@ -27,6 +27,7 @@ from towline.trainer import grpo
 from towline.trainer.checkpoint import load_checkpoint, save_checkpoint
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.packing import TokenSequence, pack
+from towline.trainer.reference import Reference
 from towline.trainer.tripwires import Tripwires
 
 PERTURBATION = 0.1
@@ -39,8 +40,10 @@ class LiveTrainer:
         resume_step: the checkpoint to go on from; None starts with the model folder's weights.
     """
 
-    def __init__(self, role: Role, engine: DeepSpeedEngine, resume_step: int | None) -> None:
-        self.role, self.engine, self.resume_step = role, engine, resume_step
+    def __init__(
+        self, role: Role, engine: DeepSpeedEngine, reference: Reference | None, resume_step: int | None
+    ) -> None:
+        self.role, self.engine, self.reference, self.resume_step = role, engine, reference, resume_step
         experiment = role.experiment
         both_float32 = experiment.trainer.precision == experiment.rollout.precision == "float32"
         self.first_step = resume_step or 0
@@ -105,6 +108,7 @@ class LiveTrainer:
                 self.resume_step,
                 present,
                 on_progress=lambda: self.role.heartbeat.beat("load"),
+                reference=self.reference,
             )
             self.lineage.continue_from(saved.branch)
             self._saved_digest = saved.stream_digest
@@ -188,6 +192,7 @@ class LiveTrainer:
             model_folder=self.role.experiment.model_folder,
             keep=self.role.experiment.trainer.keep_checkpoints,
             on_progress=lambda: self.role.heartbeat.beat("checkpoint"),
+            reference=self.reference,
         )
         self.saved = step
         if self.is_first_rank:

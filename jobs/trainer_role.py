@@ -6,6 +6,7 @@ In replay mode the same loop reads its rollouts from the ledger and publishes to
 import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,12 +35,16 @@ def train_run(role: Role, world: World) -> None:
     join_trainer_group(role.store, world, role.attempt, TRAINER_TIMEOUT_S)
     _seed_everything(role.experiment.seed, is_deterministic=role.experiment.deterministic)
     role.heartbeat.beat("load")
-    engine, reference = _load(role)
+    # What a replay writes is no part of the run's checkpoints.
+    refreshed = role.run.checkpoints if replay_until is None else role.run.logs(role.attempt)
+    engine, reference = _load(role, refreshed)
     role.heartbeat.beat("loaded")
     if replay_until is not None:
         _replay(role, engine, reference, int(replay_until))
+        if reference is not None:
+            reference.discard()
         return
-    live = LiveTrainer(role, engine, resume_step=None if resume is None else int(resume))
+    live = LiveTrainer(role, engine, reference, resume_step=None if resume is None else int(resume))
     live.start()
     role.heartbeat.beat("ready")
     live.evaluate_if_due(live.first_step)
@@ -54,9 +59,11 @@ def train_run(role: Role, world: World) -> None:
         finish_step=live.finish_step,
     )
     live.close(next_step)
+    if reference is not None:
+        reference.discard()
 
 
-def _load(role: Role) -> tuple[DeepSpeedEngine, Reference | None]:
+def _load(role: Role, refreshed: Path) -> tuple[DeepSpeedEngine, Reference | None]:
     experiment = role.experiment
     folder, temperature = experiment.model_folder, experiment.rollout.temperature
     policy = load_policy(
@@ -68,8 +75,15 @@ def _load(role: Role) -> tuple[DeepSpeedEngine, Reference | None]:
     )
     engine = DeepSpeedEngine(policy, experiment.trainer)
     role.heartbeat.beat("load")
-    has_reference = experiment.trainer.kl_beta > 0
-    reference = Reference(folder, experiment.trainer, temperature=temperature) if has_reference else None
+    if experiment.trainer.kl_beta == 0:
+        return engine, None
+    reference = Reference(
+        folder,
+        experiment.trainer,
+        temperature=temperature,
+        home=experiment.policy.reference,
+        refreshed=refreshed,
+    )
     return engine, reference
 
 
@@ -103,7 +117,8 @@ def _replay(role: Role, engine: DeepSpeedEngine, reference: Reference | None, la
     folder = role.run.checkpoints
     first = checkpoints.newest_step(folder, at_most=last_step) or 0
     if first:
-        load_checkpoint(engine, folder, first, training_state(role.experiment, work, step=first))
+        present = training_state(role.experiment, work, step=first)
+        load_checkpoint(engine, folder, first, present, reference=reference)
     rows = role.run.logs(role.attempt) / "replay.jsonl"
 
     def finish_step(step: int, metrics: grpo.Metrics) -> None:

@@ -22,13 +22,25 @@ def training_state(
         stream_digest=stream_digest,
         seed=experiment.seed,
         data=work.data_hash,
-        reference=_identity(experiment.model_folder),
+        reference=reference_identity(experiment, step),
         kl_beta=trainer.kl_beta,
         ranks=dist.get_world_size(),
         zero_stage=trainer.zero_stage,
         precision=trainer.precision,
         optimizer={"adam_betas": list(trainer.adam_betas), "weight_decay": trainer.weight_decay},
     )
+
+
+def reference_identity(experiment: ExperimentConfig, step: int) -> str:
+    """Names what the reference of a step is computed from: a folder, the version it was refreshed to, int8 or not.
+
+    Homes with the same numbers have the same name, so that a run may go on with another.
+    """
+    trainer = experiment.trainer
+    version = trainer.last_refresh(step)
+    is_int8 = experiment.policy.reference == "int8" and trainer.kl_beta > 0
+    refreshed = "" if version is None else f", refreshed at step {version}"
+    return _identity(experiment.model_folder) + refreshed + (", int8" if is_int8 else "")
 
 
 @cache

@@ -108,7 +108,8 @@ def _reward_lines(rewards: tuple[RewardConfig, ...]) -> Iterator[str]:
 def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = False) -> Iterator[str]:
     """What trainer, engines and disk need, each beside what there is."""
     state = plan.state
-    reference = f" + reference {size_text(plan.reference)}" if plan.reference else ""
+    place = {"on_device": "", "offloaded": " in main memory", "int8": " (int8)"}[experiment.policy.reference]
+    reference = f" + reference {size_text(plan.reference)}{place}" if plan.reference else ""
     yield (
         f"plan    trainer {_times(plan.num_ranks, 'rank')}   state {size_text(state.total)} a rank (weights "
         f"{size_text(state.weights)}, gradients {size_text(state.gradients)}, master {size_text(state.master)}, "

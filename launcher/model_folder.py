@@ -11,6 +11,7 @@ from towline.storage.errors import ModelError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MAX_HEADER_BYTES = 100_000_000
+_OUTPUT_LAYER = ("lm_head.weight", "embed_out.weight")
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -23,6 +24,8 @@ class ModelSizes:
     head_dim: int
     hidden_size: int
     vocabulary: int
+    num_embedding_parameters: int
+    """Of the input embeddings, and of the output layer if it is not the same."""
     max_positions: int | None
     """`max_position_embeddings`: the longest context the model was made for, tokens."""
 
@@ -44,8 +47,10 @@ def read_sizes(folder: Path) -> ModelSizes:
     text = cast("dict[str, Any]", config.get("text_config", config))
     try:
         heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+        num_parameters, num_tables = _count_parameters(folder, str(config.get("dtype") or config.get("torch_dtype")))
         return ModelSizes(
-            num_parameters=_count_parameters(folder, str(config.get("dtype") or config.get("torch_dtype"))),
+            num_parameters=num_parameters,
+            num_embedding_parameters=num_tables * int(text["vocab_size"]) * hidden,
             num_layers=int(text["num_hidden_layers"]),
             num_kv_heads=int(text.get("num_key_value_heads") or heads),
             head_dim=int(text.get("head_dim") or hidden // heads),
@@ -72,12 +77,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"policy.model: {path} cannot be read: {error}. Was the folder copied whole?") from error
 
 
-def _count_parameters(folder: Path, dtype: str) -> int:
+def _count_parameters(folder: Path, dtype: str) -> tuple[int, int]:
+    """All of them, and how many of embeddings and output layer are stored: 1 where they are tied, else 2."""
     files = _weight_files(folder)
     if files[0].suffix == ".safetensors":
-        return sum(_count_in_header(path) for path in files)
+        shapes = [item for path in files for item in _shapes_in_header(path).items()]
+        is_untied = any(name.endswith(_OUTPUT_LAYER) for name, _ in shapes)
+        return sum(math.prod(shape) for _, shape in shapes), 2 if is_untied else 1
     # A pickle is not opened here; its size says nearly the same.
-    return sum(path.stat().st_size for path in files) // _DTYPE_BYTES.get(dtype, 2)
+    return sum(path.stat().st_size for path in files) // _DTYPE_BYTES.get(dtype, 2), 2
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -95,8 +103,8 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _count_in_header(path: Path) -> int:
-    """Sum the shapes in a safetensors header: 8 bytes of length, then JSON from name to dtype, shape and place."""
+def _shapes_in_header(path: Path) -> dict[str, list[int]]:
+    """The shapes in a safetensors header, by name: 8 bytes of length, then JSON from name to dtype, shape and place."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -109,4 +117,4 @@ def _count_in_header(path: Path) -> int:
                 raise ValueError(f"it ends after {path.stat().st_size} of {8 + length + end} bytes")
     except (OSError, ValueError) as error:
         raise ModelError(f"policy.model: {path} cannot be read: {error}. Was it copied whole?") from error
-    return sum(math.prod(entry["shape"]) for entry in header.values())
+    return {name: entry["shape"] for name, entry in header.items()}

@@ -6,6 +6,7 @@ from typing import Literal
 from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.work import EVALUATION_CHUNK_PROMPTS
 from towline.launcher.model_folder import ModelSizes
+from towline.trainer.config import Home
 
 GIB = 2**30
 MIB = 2**20
@@ -57,8 +58,23 @@ def trainer_state(num_parameters: int, precision: Precision, zero_stage: int, nu
     )
 
 
-def reference_bytes(num_parameters: int, precision: Precision, zero_stage: int, num_ranks: int) -> int:
-    """The frozen reference of one rank: weights only, sharded where the policy's are."""
+def reference_bytes(
+    num_parameters: int,
+    precision: Precision,
+    zero_stage: int,
+    num_ranks: int,
+    *,
+    home: Home = "on_device",
+    num_embedding_parameters: int = 0,
+) -> int:
+    """The reference of one rank: weights only, sharded where the policy's are.
+
+    Offloaded they are as many, in main memory; on the device all of them (ZeRO-3: a layer's) for a moment each step,
+    when no activations are kept. int8: one byte each, but embeddings and the output layer keep the precision; the
+    scales, one an output channel, are not counted.
+    """
+    if home == "int8":
+        return num_parameters + num_embedding_parameters * (WIDTH[precision] - 1)
     return trainer_state(num_parameters, precision, zero_stage, num_ranks).weights
 
 
@@ -97,10 +113,15 @@ def shard_bytes(num_prompts: int, group_size: int, prompt_tokens: int, completio
     return num_tokens * LEDGER_BYTES_PER_TOKEN + -(-num_prompts // chunk) * LEDGER_BYTES_PER_CHUNK
 
 
-def checkpoint_bytes(num_parameters: int, precision: Precision, zero_stage: int) -> int:
-    """All ranks together: weights, master weights and moments, but no gradients."""
+def checkpoint_bytes(
+    num_parameters: int, precision: Precision, zero_stage: int, *, has_refreshed_reference: bool = False
+) -> int:
+    """All ranks together: weights, master weights and moments, but no gradients; and a refreshed reference's weights.
+
+    The latter at most: checkpoints share the files of one refresh where the file system knows hard links.
+    """
     state = trainer_state(num_parameters, precision, zero_stage, 1)
-    return state.weights + state.master + state.moments
+    return state.weights * (2 if has_refreshed_reference else 1) + state.master + state.moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +132,7 @@ class Plan:
     state: TrainerState
     """Of one rank."""
     reference: int
-    """Of one rank."""
+    """Of one rank, wherever it lives."""
     activations: int
     """Of one rank, an estimate."""
     num_ranks: int
@@ -171,7 +192,16 @@ def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens:
     return Plan(
         num_parameters=sizes.num_parameters,
         state=trainer_state(sizes.num_parameters, trainer.precision, stage, ranks),
-        reference=reference_bytes(sizes.num_parameters, trainer.precision, stage, ranks) if has_reference else 0,
+        reference=reference_bytes(
+            sizes.num_parameters,
+            trainer.precision,
+            stage,
+            ranks,
+            home=experiment.policy.reference,
+            num_embedding_parameters=sizes.num_embedding_parameters,
+        )
+        if has_reference
+        else 0,
         activations=activation_bytes(
             sizes,
             trainer.precision,
@@ -191,7 +221,12 @@ def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens:
         steps=experiment.steps,
         evaluation_shards=_num_evaluations(experiment)
         * shard_bytes(num_held_out, 1, prompt_tokens, completion_tokens, EVALUATION_CHUNK_PROMPTS),
-        checkpoint=checkpoint_bytes(sizes.num_parameters, trainer.precision, stage),
+        checkpoint=checkpoint_bytes(
+            sizes.num_parameters,
+            trainer.precision,
+            stage,
+            has_refreshed_reference=trainer.last_refresh(experiment.steps) is not None,
+        ),
         kept_checkpoints=min(trainer.keep_checkpoints, experiment.steps) + 1,
         num_processes=ranks + local.engines,
     )

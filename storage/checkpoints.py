@@ -40,7 +40,7 @@ class TrainingState:
     data: str
     """Identity of dataset and schedule: what makes a step number mean the same prompts."""
     reference: str
-    """Identity of the reference policy's folder, see `model_identity`."""
+    """What the reference policy is: the `model_identity` of a folder, the step of its last refresh, whether int8."""
     kl_beta: float
     ranks: int
     zero_stage: int
@@ -201,7 +201,10 @@ _COMPARED: dict[str, tuple[str, str]] = {
     "data": ("data cursor (dataset and schedule)", "restore dataset and schedule, or start a new run"),
     "version": ("policy version", "load the checkpoint of that version"),
     "seed": ("seed", "set seed to the checkpoint's"),
-    "reference": ("reference", "restore the folder that policy.model names, or start a new run from it"),
+    "reference": (
+        "reference",
+        "restore the folder that policy.model names, policy.reference and trainer.reference_every, or start a new run",
+    ),
     "kl_beta": ("KL coefficient", "set trainer.kl_beta to the checkpoint's"),
     "zero_stage": ("optimiser state (ZeRO stage)", "set trainer.zero_stage to the checkpoint's"),
     "precision": ("precision", "set trainer.precision to the checkpoint's"),

@@ -4,6 +4,7 @@ step-000012/
     engine/            DeepSpeed's parts: weights and optimiser state
     rng/rank-R.json    random number generators of each rank
     hf/                the policy as a Hugging Face folder, with tokenizer and chat template
+    reference/         the reference likewise, once it was refreshed (trainer.reference_every)
     complete.json      training state, and size and digest of all the files; written last
 """
 
@@ -21,16 +22,13 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoTokenizer, GenerationConfig
 
 from towline.storage import checkpoints
 from towline.storage.checkpoints import FileRecord, TrainingState
 from towline.storage.errors import CheckpointError
-from towline.storage.weight_stream import StreamHeader
 from towline.trainer.deepspeed_engine import DeepSpeedEngine, convert_to_universal
-
-MAX_SHARD = "5GB"
-"""Of a weight file of the Hugging Face folder."""
+from towline.trainer.hf_folder import gather_weights, write_hf_folder
+from towline.trainer.reference import Reference
 
 
 def save_checkpoint(
@@ -41,6 +39,7 @@ def save_checkpoint(
     model_folder: Path,
     keep: int,
     on_progress: Callable[[], None],
+    reference: Reference | None = None,
 ) -> None:
     """Write the checkpoint of `state.step` whole or not at all, then remove all but the newest `keep`.
 
@@ -51,6 +50,7 @@ def save_checkpoint(
         folder: of all checkpoints of the run.
         model_folder: of the model that the policy started from; its tokenizer is copied.
         on_progress: told after each piece of work.
+        reference: kept with the checkpoint if it was refreshed; else the model folder holds it.
 
     Raises:
         CheckpointError: a rank could not write. Raised on every rank; earlier checkpoints are whole.
@@ -65,11 +65,13 @@ def save_checkpoint(
     with _together(folder, step):
         engine.save(path, {})
     on_progress()
-    weights = _gather_weights(engine, state.precision, on_progress)
+    weights = gather_weights(engine, state.precision, on_progress)
     with _together(folder, step):
         _write_json(_rng_file(path), _rng_state())
         if is_first:
-            _write_model_folder(engine.policy.model, weights, path / "hf", model_folder)
+            write_hf_folder(engine.policy.model, weights, path / "hf", model_folder)
+            if reference is not None:
+                reference.keep(path)
     on_progress()
     files = _seal(folder, step, on_progress)
     with _together(folder, step):
@@ -85,14 +87,16 @@ def load_checkpoint(
     present: TrainingState,
     *,
     on_progress: Callable[[], None] = lambda: None,
+    reference: Reference | None = None,
 ) -> TrainingState:
-    """Take up policy, optimiser and random numbers as they were saved; return the saved state.
+    """Take up policy, optimiser, reference and random numbers as they were saved; return the saved state.
 
     Every rank must call it, with a fresh engine. With another number of ranks than saved, weights and moments are the
     same, but sums over ranks are rounded differently and each rank's random numbers are seeded anew.
 
     Args:
         present: the state as this run would have it at that step.
+        reference: made to be the one of that step.
 
     Raises:
         CheckpointError: a part would be reset or mismatched, or a file is damaged. Raised on every rank, naming all.
@@ -101,6 +105,9 @@ def load_checkpoint(
     on_progress()
     saved = checkpoints.read_state(folder, step)
     path, num_ranks = checkpoints.checkpoint_path(folder, step), dist.get_world_size()
+    if reference is not None:
+        reference.take_up(path, step)
+        on_progress()
     if saved.ranks == num_ranks:
         engine.load(path)
         _restore_rng(json.loads(_rng_file(path).read_text()))
@@ -131,37 +138,6 @@ def _is_kept(folder: Path, state: TrainingState) -> bool:
         return checkpoints.read_state(folder, state.step) == state
     except CheckpointError:
         return False
-
-
-def _gather_weights(engine: DeepSpeedEngine, precision: str, on_progress: Callable[[], None]) -> dict[str, Tensor]:
-    """All weights in main memory on rank 0, nothing elsewhere; bucket by bucket, since ZeRO-3 gathers on the device."""
-    weights: dict[str, Tensor] = {}
-    metas = engine.tensors()
-    for bucket in StreamHeader(version=0, tensors=tuple(metas)).buckets():
-        indices = [slot.index for slot in bucket.slots]
-        with engine.gathered(indices) as tensors:
-            if dist.get_rank() == 0:
-                weights |= {
-                    metas[index].name: tensor.to("cpu", getattr(torch, precision), copy=True)
-                    for index, tensor in zip(indices, tensors, strict=True)
-                }
-        on_progress()
-    return weights
-
-
-def _write_model_folder(model: Any, weights: dict[str, Tensor], folder: Path, model_folder: Path) -> None:
-    saved = set(model.state_dict())
-    buffers = {name: buffer.cpu() for name, buffer in model.named_buffers() if name in saved}
-    generation, given = model.generation_config, model_folder / "generation_config.json"
-    try:
-        if given.is_file():  # copied as it is: transformers refuses to write some of those that it reads
-            model.generation_config = GenerationConfig()
-        model.save_pretrained(folder, state_dict=weights | buffers, max_shard_size=MAX_SHARD)
-    finally:
-        model.generation_config = generation
-    if given.is_file():
-        shutil.copyfile(given, folder / given.name)
-    AutoTokenizer.from_pretrained(model_folder, local_files_only=True).save_pretrained(folder)
 
 
 def _seal(folder: Path, step: int, on_progress: Callable[[], None]) -> dict[str, FileRecord]:

@@ -6,12 +6,17 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from towline.storage.config import StrictModel, resolve_path
 
+Home = Literal["on_device", "offloaded", "int8"]
+
 
 class PolicyConfig(StrictModel):
     model: Annotated[str, BeforeValidator(resolve_path)]
     """Folder of the model and its tokenizer (Hugging Face layout), relative to this file."""
-    reference: Literal["on_device"] = "on_device"
-    """Where the frozen reference policy lives. It is not loaded when trainer.kl_beta is 0."""
+    reference: Home = "on_device"
+    """Where the reference policy lives: on_device beside the policy; offloaded in main memory, and on the device only
+    while it computes (the same numbers to the bit; without a GPU it is all one memory and nothing is moved); int8 on
+    the device with one byte a weight of its linear layers (other numbers; needs zero_stage <= 2 and torchao). It is
+    not loaded when trainer.kl_beta is 0."""
 
 
 _WIDEST_SEQUENCE_CLIP = 0.05
@@ -58,6 +63,8 @@ class TrainerConfig(StrictModel):
     """In the loss of each token; or taken off each completion's reward (k1, once a step)."""
     kl_estimator: Literal["k2", "k3", "k3_unbiased"] = "k3"
     """Of the KL in the loss."""
+    reference_every: int | None = Field(default=None, ge=2)
+    """Steps after which the policy of that moment becomes the reference, again and again; by default never."""
     inner_epochs: int = Field(default=1, ge=1)
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps per inner epoch; the step's groups are divided among them."""
@@ -73,6 +80,25 @@ class TrainerConfig(StrictModel):
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps. The last step and a clean stop always leave a checkpoint."""
     keep_checkpoints: int = Field(default=3, ge=1)
+
+    def last_refresh(self, step: int) -> int | None:
+        """The policy version that is the reference of outer step `step`; None for the policy that the run began with.
+
+        With reference_every = N the reference of steps N to 2N - 1 is version N, and so on.
+        """
+        if self.reference_every is None or self.kl_beta == 0 or step < self.reference_every:
+            return None
+        return step - step % self.reference_every
+
+    @field_validator("reference_every", mode="before")
+    @classmethod
+    def _refuse_every_step(cls, value: object) -> object:
+        if value == 1 and not isinstance(value, bool):
+            raise ValueError(
+                "1 would make the policy its own reference at each step: their KL would always begin at 0 and hold "
+                "nothing back. Leave it out, set 2 or more (200 to 500 is usual), or set kl_beta = 0"
+            )
+        return value
 
     @field_validator("kl_estimator", mode="before")
     @classmethod

@@ -232,13 +232,41 @@ def convert_to_universal(source: Path, target: Path) -> None:
     )
 
 
-def shard_frozen(policy: Policy, config: TrainerConfig) -> Any:
-    """Wrap a frozen policy so that it is sharded as the trained one is. Call it like the policy, on every rank."""
+def shard_frozen(policy: Policy, config: TrainerConfig, *, is_offloaded: bool = False) -> Any:
+    """Wrap a frozen policy so that it is sharded as the trained one is. Call it like the policy, on every rank.
+
+    Args:
+        is_offloaded: with ZeRO-3, shards lie in main memory, and each layer's weights are brought to the device when
+            its turn comes. Other stages have no shards: see `OffloadedWeights`.
+    """
     policy.requires_grad_(False).eval()
     if config.zero_stage < 3:
         return policy
-    engine, *_ = deepspeed.initialize(model=policy, config=_settings(config), dist_init_required=False)
+    settings = _settings(config)
+    if is_offloaded:
+        settings["zero_optimization"]["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    engine, *_ = deepspeed.initialize(model=policy, config=settings, dist_init_required=False)
     return engine
+
+
+@torch.no_grad()
+def overwrite(frozen: Any, model: torch.nn.Module) -> None:
+    """Give what `shard_frozen` returned the weights of a model of the same make. Every rank must call it.
+
+    Args:
+        model: in main memory, whole on every rank.
+    """
+    weights = dict(model.named_parameters())
+    policy = getattr(frozen, "module", frozen)
+    named = dict(policy.model.named_parameters())
+    assert named.keys() == weights.keys(), "a model of another make"
+    for name, parameter in named.items():
+        if frozen is policy:
+            parameter.copy_(weights[name])
+            continue
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            if dist.get_rank() == 0:
+                parameter.copy_(weights[name])
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 Computed once, before the first inner step moves the weights. N = completion tokens of a micro-batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import numpy as np
 import torch
@@ -45,22 +46,33 @@ def fixed_logprobs(
     on_progress: Callable[[str], None],
 ) -> list[list[FixedLogprobs]]:
     """By inner step and micro-batch. Every rank must call it: ZeRO-3 gathers."""
-    return [
-        [_of_batch(engine, reference, config, inner, batch, indices, on_progress) for batch, indices in of_step]
-        for inner, of_step in zip(inner_steps, batches, strict=True)
-    ]
+    references: Iterator[Tensor | None] = repeat(None)
+    if reference is not None:
+        # All at once, since an offloaded reference has to be fetched.
+        references = iter(reference.logprobs(_told(batches, on_progress)))
+    fixed: list[list[FixedLogprobs]] = []
+    for inner, of_step in zip(inner_steps, batches, strict=True):
+        fixed.append([])
+        for batch, indices in of_step:
+            on_progress("train")
+            fixed[-1].append(_of_batch(engine, next(references), config, inner, batch, indices))
+    return fixed
+
+
+def _told(batches: Batches, on_progress: Callable[[str], None]) -> Iterator[PackedBatch]:
+    for batch, _ in chain.from_iterable(batches):
+        on_progress("reference")
+        yield batch
 
 
 def _of_batch(
     engine: DeepSpeedEngine,
-    reference: Reference | None,
+    reference_N: Tensor | None,
     config: TrainerConfig,
     inner: InnerStep,
     batch: PackedBatch,
     indices: Sequence[int],
-    on_progress: Callable[[str], None],
 ) -> FixedLogprobs:
-    on_progress("train")
     gathered = batch.gather([inner.sequences[index].rollout_logprobs for index in indices])
     rollout_N = torch.from_numpy(gathered).to(engine.device)
     old_N = engine.evaluate(batch) if config.old == "recomputed" else rollout_N
@@ -72,7 +84,7 @@ def _of_batch(
         rollout_N=rollout_N,
         old_N=old_N,
         correction_N=correction_N,
-        reference_N=None if reference is None else reference.logprobs(batch),
+        reference_N=reference_N,
     )
 
 

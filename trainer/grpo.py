@@ -8,6 +8,7 @@
             loss = sum over tokens of -min(ratio A, clip(ratio) A) + beta KL,  divided by the minibatch's loss tokens
             one optimiser step
         publish version t + 1
+        every reference_every steps the reference becomes version t + 1
 
 The loop knows neither Slurm, nor the control store, nor any engine: what it needs is passed in. N = completion tokens
 of a micro-batch.
@@ -88,6 +89,8 @@ def train(
             "speed/tokens_per_s": metrics["tokens/trained"] / (ended - began),
             "version": step + 1,
         }
+        if reference is not None and config.last_refresh(step + 1) == step + 1:
+            reference.refresh(engine, step + 1, lambda: on_progress("refresh the reference"))
         finish_step(step, metrics)
     return steps.stop
 

@@ -18,6 +18,7 @@ from towline.trainer.attention import batch_arguments, caps_scores, register_var
 from towline.trainer.fused_loss import TokenLoss, fused_token_loss
 from towline.trainer.head import head_transform
 from towline.trainer.head_check import check_head
+from towline.trainer.int8 import int8_weights
 from towline.trainer.isolation import assert_isolated, assert_rows_isolated
 from towline.trainer.logprobs import token_logprobs, token_logprobs_and_entropy
 from towline.trainer.packing import PackedBatch
@@ -95,6 +96,7 @@ def load_policy(
     gradient_checkpointing: bool = False,
     attention: str | None = None,
     packing: Packing = "packed",
+    is_int8: bool = False,
 ) -> Policy:
     """Load the model and prove that its micro-batches and chunked log-probs are right for it.
 
@@ -104,30 +106,19 @@ def load_policy(
             elsewhere `attention.NAME`, which does not. For buckets, transformers' own choice, or "eager" for a model
             that caps its attention scores: "sdpa" leaves the cap out.
         packing: "packed" sequences in one row, or "buckets" of padded rows.
+        is_int8: round the weights of linear layers to int8, see `int8.int8_weights`; it cannot be trained.
 
     Raises:
-        ModelError: the folder holds no causal language model, or one that cannot be trained in this way.
+        ModelError: the folder holds no causal language model, or one that cannot be trained in this way; or torchao is
+            missing.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     varlen = register_varlen_attention()
     if attention is None and packing == "packed":
         can_flash = device.type == "cuda" and precision == "bfloat16" and is_flash_attn_2_available()
         attention = "flash_attention_2" if can_flash else varlen
-    try:
-        if attention is None and caps_scores(AutoConfig.from_pretrained(folder, local_files_only=True)):
-            attention = "eager"
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, precision), attn_implementation=attention, local_files_only=True
-        )
-    except KeyError as error:
-        if attention is None or attention not in error.args:
-            raise
-        raise ModelError(
-            f"policy.model {folder} has an attention of its own and cannot be loaded with {attention}, which packing "
-            'needs: set trainer.packing = "buckets", or take another model'
-        ) from error
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"policy.model {folder} cannot be loaded as a causal language model: {error}") from error
+    options: dict[str, Any] = {"quantization_config": int8_weights()} if is_int8 else {}
+    model = load_model(folder, precision, attention, **options)
     model.to(device)
     token_ids_T = torch.arange(1, 18, device=device) % model.config.get_text_config().vocab_size
     if packing == "packed":
@@ -139,3 +130,29 @@ def load_policy(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Policy(model, temperature)
+
+
+def load_model(folder: Path, precision: str, attention: str | None = None, **options: Any) -> Any:
+    """The transformers model in main memory, as `from_pretrained` makes it with these options.
+
+    Args:
+        attention: by default transformers' own choice, or "eager" for a model that caps its attention scores.
+
+    Raises:
+        ModelError: the folder holds no causal language model, or one that cannot have this attention.
+    """
+    try:
+        if attention is None and caps_scores(AutoConfig.from_pretrained(folder, local_files_only=True)):
+            attention = "eager"
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, precision), attn_implementation=attention, local_files_only=True, **options
+        )
+    except KeyError as error:
+        if attention is None or attention not in error.args:
+            raise
+        raise ModelError(
+            f"policy.model {folder} has an attention of its own and cannot be loaded with {attention}, which packing "
+            'needs: set trainer.packing = "buckets", or take another model'
+        ) from error
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"policy.model {folder} cannot be loaded as a causal language model: {error}") from error

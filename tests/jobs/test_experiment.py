@@ -51,6 +51,38 @@ def refusal(file: Path, *overrides: str) -> str:
     return str(refused.value)
 
 
+@pytest.mark.parametrize("home", ["on_device", "offloaded", "int8"])
+def test_the_reference_has_three_homes(file: Path, home: str) -> None:
+    assert load_experiment(file, (f"policy.reference={home}",)).policy.reference == home
+
+
+def test_an_int8_reference_and_zero_3_are_refused_unless_none_is_loaded(file: Path) -> None:
+    overrides = ("policy.reference=int8", "trainer.zero_stage=3")
+    message = refusal(file, *overrides)
+    assert 'policy.reference = "int8" does not go with trainer.zero_stage = 3' in message
+    assert 'set policy.reference = "offloaded"' in message
+    assert load_experiment(file, (*overrides, "trainer.kl_beta=0.0")).policy.reference == "int8"
+
+
+def test_a_reference_refreshed_every_step_is_refused_with_the_reason(file: Path) -> None:
+    message = refusal(file, "trainer.reference_every=1")
+    assert "trainer.reference_every" in message
+    assert "their KL would always begin at 0" in message
+    assert "greater than or equal to 2" in refusal(file, "trainer.reference_every=0")
+
+
+@pytest.mark.parametrize(("step", "version"), [(0, None), (199, None), (200, 200), (201, 200), (399, 200), (400, 400)])
+def test_a_reference_is_the_policy_of_the_last_refresh(file: Path, step: int, version: int | None) -> None:
+    trainer = load_experiment(file, ("trainer.reference_every=200",)).trainer
+    assert trainer.last_refresh(step) == version
+
+
+@pytest.mark.parametrize("overrides", [(), ("trainer.reference_every=2", "trainer.kl_beta=0.0")])
+def test_without_refreshes_or_without_a_kl_term_none_is_refreshed(file: Path, overrides: tuple[str, ...]) -> None:
+    trainer = load_experiment(file, overrides).trainer
+    assert [trainer.last_refresh(step) for step in (0, 2, 200)] == [None] * 3
+
+
 def test_a_sound_file_loads_with_its_defaults(file: Path) -> None:
     experiment = load_experiment(file)
     assert (experiment.steps, experiment.seed, experiment.rollout.group_size) == (3, 0, 8)

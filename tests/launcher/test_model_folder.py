@@ -30,3 +30,10 @@ def test_a_pickle_is_judged_by_its_size(project) -> None:
     (project.model / "model.safetensors").unlink()
     (project.model / "pytorch_model.bin").write_bytes(bytes(400))
     assert read_sizes(project.model).num_parameters == 100
+
+
+def test_an_output_layer_of_its_own_is_a_second_table_of_the_vocabulary(project, write_safetensors) -> None:
+    assert read_sizes(project.model).num_embedding_parameters == 39 * 8
+    shapes = {"model.embed_tokens.weight": [39, 8], "lm_head.weight": [39, 8], "model.norm.weight": [8]}
+    write_safetensors(project.model / "model.safetensors", shapes)
+    assert read_sizes(project.model).num_embedding_parameters == 2 * 39 * 8

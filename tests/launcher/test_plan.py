@@ -23,6 +23,7 @@ SIZES = ModelSizes(
     head_dim=128,
     hidden_size=4096,
     vocabulary=32_000,
+    num_embedding_parameters=2 * 32_000 * 4096,
     max_positions=4096,
 )
 
@@ -55,6 +56,17 @@ def test_the_reference_is_weights_only_and_sharded_at_stage_3() -> None:
     assert reference_bytes(8, "bfloat16", zero_stage=3, num_ranks=4) == 4
 
 
+def test_an_int8_reference_is_a_byte_a_parameter_but_for_the_embeddings() -> None:
+    options = {"home": "int8", "num_embedding_parameters": 3}
+    assert reference_bytes(8, "bfloat16", 2, 4, **options) == 5 * 1 + 3 * 2
+    assert reference_bytes(8, "float32", 2, 4, **options) == 5 * 1 + 3 * 4
+
+
+@pytest.mark.parametrize(("stage", "share"), [(2, 16), (3, 4)])
+def test_an_offloaded_reference_is_as_large_and_as_sharded_as_one_on_the_device(stage: int, share: int) -> None:
+    assert reference_bytes(8, "bfloat16", stage, 4, home="offloaded") == share
+
+
 def test_a_kv_cache_token_of_a_7b_llama_is_half_a_mebibyte() -> None:
     assert kv_bytes_per_token(32, 32, 128, "bfloat16") == 524_288
     assert kv_bytes_per_token(32, 8, 128, "bfloat16") == 524_288 // 4
@@ -84,6 +96,10 @@ def test_a_checkpoint_holds_all_but_the_gradients() -> None:
     assert checkpoint_bytes(10, "float32", zero_stage=2) == 160
 
 
+def test_a_checkpoint_holds_a_refreshed_reference_too() -> None:
+    assert checkpoint_bytes(10, "bfloat16", zero_stage=2, has_refreshed_reference=True) == 140 + 20
+
+
 def test_the_plan_of_an_experiment(project) -> None:
     _, experiment = project.read("trainer.precision='bfloat16'", "local.trainer_ranks=2", "local.engines=2")
     plan = make_plan(experiment, SIZES, prompt_tokens=10, num_held_out=2)
@@ -101,6 +117,15 @@ def test_the_plan_of_an_experiment(project) -> None:
 def test_no_reference_is_planned_without_a_kl_term(project) -> None:
     _, experiment = project.read("trainer.kl_beta=0.0")
     assert make_plan(experiment, SIZES, prompt_tokens=1, num_held_out=0).reference == 0
+
+
+def test_the_plan_knows_the_home_of_the_reference_and_whether_it_is_refreshed(project) -> None:
+    _, experiment = project.read("trainer.precision='bfloat16'", "policy.reference=int8", "trainer.reference_every=2")
+    plan = make_plan(experiment, SIZES, prompt_tokens=1, num_held_out=0)
+    assert plan.reference == 7 * BILLION + 2 * 32_000 * 4096
+    assert plan.checkpoint == (98 + 14) * BILLION
+    _, experiment = project.read("trainer.precision='bfloat16'", "trainer.reference_every=1000")
+    assert make_plan(experiment, SIZES, prompt_tokens=1, num_held_out=0).checkpoint == 98 * BILLION
 
 
 def test_evaluations_between_are_counted(project) -> None:

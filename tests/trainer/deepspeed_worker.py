@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from torch import Tensor
 from towline.jobs.rendezvous import find_world
 from towline.storage.errors import RewardError
 from towline.trainer.config import TrainerConfig
-from towline.trainer.deepspeed_engine import DeepSpeedEngine, shard_frozen
+from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.fused_loss import differentiated
 from towline.trainer.grpo import take_inner_steps
 from towline.trainer.losses import policy_loss
@@ -74,10 +74,11 @@ class RecordingReference:
         self._reference = reference
         self.answers: list[tuple[PackedBatch, Tensor]] = []
 
-    def logprobs(self, batch: PackedBatch) -> Tensor:
-        answer = self._reference.logprobs(batch)
-        self.answers.append((batch, answer))
-        return answer
+    def logprobs(self, batches: Iterable[PackedBatch]) -> list[Tensor]:
+        asked = list(batches)
+        answers = self._reference.logprobs(asked)
+        self.answers += zip(asked, answers, strict=True)
+        return answers
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
@@ -115,7 +116,8 @@ class Scenarios:
     def reference(self, model: str, config: TrainerConfig) -> Reference:
         """As `Reference` loads it, from a copy."""
         reference = object.__new__(Reference)
-        reference._policy = shard_frozen(self.policy(model, config.precision, config.packing), config)
+        reference._config, reference._home = config, "on_device"
+        reference._settle_in(self.policy(model, config.precision, config.packing))
         return reference
 
     def inner_steps(
@@ -300,14 +302,14 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
 
 
 @contextmanager
-def trainer_group(address: str) -> Iterator[None]:
+def trainer_group(address: str, phase: str = "ranks") -> Iterator[None]:
     world = find_world()
     os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": str(world.local_rank)}
     host, port = address.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
     client = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
     dist.init_process_group(
-        "gloo", store=dist.PrefixStore(f"ranks-{world.size}", client), rank=world.rank, world_size=world.size
+        "gloo", store=dist.PrefixStore(f"{phase}-{world.size}", client), rank=world.rank, world_size=world.size
     )
     try:
         yield
