@@ -151,6 +151,11 @@ class TrainerConfig(StrictModel):
                 'kl_place = "reward" needs kl_beta > 0',
             ),
             (
+                self.kl_place == "reward" and self.masks_truncated,
+                'masks_truncated leaves completions out of the forward passes, and kl_place = "reward" needs the KL '
+                'of every completion that is compared with: set kl_place = "loss"',
+            ),
+            (
                 self.kl_place == "reward" and self.kl_estimator != "k3",
                 'kl_place = "reward" always uses k1, the log-ratio itself: leave kl_estimator out',
             ),

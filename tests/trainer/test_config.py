@@ -23,6 +23,7 @@ def config(**settings) -> TrainerConfig:
         ({"correction": "masked", "old": "recomputed", "correction_low": 3.0}, r"\(3\) must be below .* \(2\)"),
         ({"kl_place": "reward", "kl_beta": 0.0}, "needs kl_beta > 0"),
         ({"kl_place": "reward", "kl_estimator": "k2"}, "always uses k1"),
+        ({"kl_place": "reward", "masks_truncated": True}, "needs the KL of every completion that is compared with"),
         ({"kl_estimator": "k1"}, "expected gradient of zero"),
     ],
 )
