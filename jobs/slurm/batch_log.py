@@ -48,9 +48,12 @@ class BatchLog:
 
     def end(self, outcome: str, failed_nodes: Sequence[str] = ()) -> None:
         if self._attempt is not None:
-            if failed_nodes:
-                self._book.note_failed_nodes(self._attempt, failed_nodes)
-            self._book.end(self._attempt, outcome, step_s=self._deadline.step_s, save_s=self._deadline.save_s)
+            try:
+                if failed_nodes:
+                    self._book.note_failed_nodes(self._attempt, failed_nodes)
+                self._book.end(self._attempt, outcome, step_s=self._deadline.step_s, save_s=self._deadline.save_s)
+            except OSError as error:  # a full disk may be what ended the run: its own fault is told next
+                _say(f"! the end of attempt {self._attempt} could not be written down: {error}")
         _say(f"attempt ended: {outcome}{' ' if failed_nodes else ''}{' '.join(failed_nodes)}")
 
 

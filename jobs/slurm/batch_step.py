@@ -133,7 +133,10 @@ class BatchStep:
         of_this = [row for row in book.rows() if row.submission == self.submission]
         if of_this and of_this[-1].outcome in ("", "preempted"):
             row = of_this[-1]
-            book.note_failed_nodes(row.number, allocation.nodes_that_failed(row.nodes, row.began))
+            try:
+                book.note_failed_nodes(row.number, allocation.nodes_that_failed(row.nodes, row.began))
+            except SlurmError as error:
+                print(f"! which nodes failed in attempt {row.number} is not known: {error}", flush=True)
 
     def _refuse_what_is_in_vain(self, run: RunDirectory, book: AttemptBook, nodes: NodesConfig, num_nodes: int) -> None:
         left_s = book.left_s(nodes.max_node_hours, num_nodes)

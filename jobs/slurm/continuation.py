@@ -70,5 +70,9 @@ class Continuation:
     def give_up(self) -> None:
         """The run is done, or failed: nothing is to follow."""
         if self.successor is not None:
-            allocation.cancel(self.successor)
+            try:
+                allocation.cancel(self.successor)
+            except SlurmError as error:
+                # The caller is about to say how the run ended, which matters more.
+                print(f"! cancel the queued successor by hand, scancel {self.successor}: {error}", flush=True)
             self.successor = None

@@ -6,6 +6,7 @@ given only what says which job this is, and every option in words.
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -86,8 +87,10 @@ class SrunLauncher:
         if spec.group not in self._groups or spec.num_tasks is not None:
             return None
         node = self._groups[spec.group].node_of(spec.number)
-        if node not in self.lost and lost_nodes([node]):
-            self.lost.append(node)
+        # A controller that does not answer has not said that the node is lost: the process is started again.
+        with contextlib.suppress(SlurmError):
+            if node not in self.lost and lost_nodes([node]):
+                self.lost.append(node)
         return node if node in self.lost else None
 
     def clear_nodes(self) -> None:
@@ -106,7 +109,7 @@ class SrunLauncher:
 
     def _python(self) -> tuple[str, ...]:
         software = self._profile.software
-        prefix = software.run.replace("{image}", software.image or "").split()
+        prefix = [word.replace("{image}", software.image or "") for word in shlex.split(software.run)]
         default = "python3" if software.image else sys.executable
         return (*prefix, software.python or default, "-P", "-u")
 
@@ -139,6 +142,8 @@ class SrunLauncher:
             variables["TOWLINE_NUM_TASKS"] = str(spec.num_tasks)
             if place.gpus_per_process:
                 variables["TOWLINE_GPUS"] = f"{place.first_gpu}:{place.per_node * place.gpus_per_process}"
+        elif spec.group not in self._groups:
+            variables["TOWLINE_GPUS"] = "0:0"  # the leader's GPUs are the trainer's
         elif (gpus := place.gpus_of(spec.number)) is not None:
             variables["TOWLINE_GPUS"] = f"{gpus[0]}:{gpus[1]}"
         return variables

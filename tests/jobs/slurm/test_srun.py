@@ -116,19 +116,19 @@ def test_no_variable_of_the_job_or_of_another_component_reaches_a_step(tmp_path:
 def test_a_scorer_without_a_group_runs_beside_the_supervisor_without_the_trainers_gpus(tmp_path: Path, said: Path):
     words, environment = start(SrunLauncher(profile(), GROUPS), spec(tmp_path, "scorer.0", group="scorer"), said)
     assert {"--het-group=0", "--nodelist=t1", "--ntasks=1", "--mpi=none"} <= set(words)
-    assert "TOWLINE_GPUS" not in environment
+    assert environment["TOWLINE_GPUS"] == "0:0"
 
 
 def test_a_container_goes_between_srun_and_python(tmp_path: Path, said: Path):
-    software = {"image": "/i/t.sif", "run": "apptainer exec --nv {image}", "env": {"NCCL_IB_HCA": "mlx5_0"}}
+    software = {"image": "/my images/t.sif", "run": "apptainer exec --nv {image}", "env": {"NCCL_IB_HCA": "mlx5_0"}}
     launcher = SrunLauncher(profile(software=software), GROUPS)
     words, environment = start(launcher, spec(tmp_path, "rollout.0", group="rollout"), said)
     at = words.index("apptainer")
-    assert words[at : at + 7] == ["apptainer", "exec", "--nv", "/i/t.sif", "python3", "-P", "-u"]
+    assert words[at : at + 7] == ["apptainer", "exec", "--nv", "/my images/t.sif", "python3", "-P", "-u"]
     assert environment["NCCL_IB_HCA"] == "mlx5_0"
     command = launcher.store_command().command
     assert command[0] == "srun"
-    assert command[-7:] == ("--nv", "/i/t.sif", "python3", "-P", "-u", "-m", "towline.jobs.store_process")
+    assert command[-7:] == ("--nv", "/my images/t.sif", "python3", "-P", "-u", "-m", "towline.jobs.store_process")
 
 
 def test_the_interface_of_the_profile_is_used_for_everything(tmp_path: Path, said: Path):
@@ -193,3 +193,11 @@ def test_an_engines_node_is_lost_when_slurm_says_that_it_is_down(
     launcher = SrunLauncher(profile(), GROUPS)
     assert (launcher.lost_node(spec(tmp_path, "rollout.1", group="rollout", number=1)) == "g1") is lost
     assert launcher.lost == (["g1"] if lost else [])
+
+
+def test_a_controller_that_does_not_answer_has_not_lost_the_node(tmp_path: Path, said: Path):
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    launcher = SrunLauncher(profile(), GROUPS)
+    assert launcher.lost_node(spec(tmp_path, "rollout.1", group="rollout", number=1)) is None
+    assert launcher.lost == []
