@@ -10,6 +10,7 @@ Option = str | int | bool
 Options = dict[str, Option]
 """Long options of sbatch or srun, without dashes. `true` is a bare flag, `false` takes out one that Towline adds."""
 
+_NOT_PER_NODE = ("gpus", "G", "gpus-per-task", "gpus-per-socket")
 _COUNTED_BY_THE_EXPERIMENT = ("nodes", "N", "ntasks", "n", "array", "a", "het-group", "output", "error")
 
 
@@ -55,6 +56,8 @@ class Group(StrictModel):
                 raise ValueError(f'options are written without dashes: "{name.lstrip("-")}"')
             if name in _COUNTED_BY_THE_EXPERIMENT:
                 raise ValueError(f"{name} follows from the experiment's [nodes] and the run's folder; leave it out")
+            if name in _NOT_PER_NODE:
+                raise ValueError(f"{name} does not say how many GPUs a node has; write gpus-per-node, or gres")
         return options
 
     @property

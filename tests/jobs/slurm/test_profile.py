@@ -37,6 +37,12 @@ def test_what_towline_counts_itself_is_refused(name: str):
         read(trainer={"sbatch": {name: 2}})
 
 
+@pytest.mark.parametrize("name", ["gpus", "gpus-per-task", "gpus-per-socket"])
+def test_gpus_that_are_not_counted_a_node_are_refused(name: str):
+    with pytest.raises(ValidationError, match=f"{name} does not say how many GPUs a node has; write gpus-per-node"):
+        Group(sbatch={name: 4})
+
+
 def test_options_are_written_without_dashes():
     with pytest.raises(ValidationError, match='without dashes: "partition"'):
         read(trainer={"sbatch": {"--partition": "gpu"}})
