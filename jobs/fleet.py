@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from towline.jobs.first_fault import Fault
 from towline.jobs.launch import Launcher
-from towline.jobs.leases import free_leases
+from towline.jobs.leases import free_leases, held_leases
 from towline.jobs.lost_chunks import give_up
 from towline.jobs.member import Member
 from towline.jobs.processes import TRAINER, Attempt
 from towline.jobs.standstill import STARTING, Watch
-from towline.jobs.start_up import LOADED
 from towline.jobs.store_handle import StoreHandle
 
 END_GRACE_S = 5.0
@@ -43,6 +42,10 @@ class Fleet:
     tell: Callable[[str], None]
     members: list[Member] = field(init=False)
     _trainer_ended: float = 0.0
+    _holdings: dict[str, tuple[tuple[int, list[str]], float]] = field(
+        default_factory=dict[str, tuple[tuple[int, list[str]], float]]
+    )
+    """Engine → its life with the leases that it holds, and when these were first seen."""
 
     def __post_init__(self) -> None:
         specs = self.attempt.processes(self.store.address, self.launcher.transfer_backend)
@@ -106,10 +109,19 @@ class Fleet:
         """
         for member in self._engines if len(self._engines) > 1 else ():
             stood_s = self.watch.stood_s(member.name)
-            # While it loads it has none; what it takes right after was not held for so long.
-            loads = self.watch.beats.get(member.name, {"phase": STARTING[0]})["phase"] in (*STARTING, LOADED)
-            if not loads and stood_s > self.attempt.experiment.run.lease_s and (chunks := self._free_leases(member)):
+            # What it took after a long load was not held for so long. Its phase does not tell: that is a second old.
+            silent_s = min(stood_s, self._held_s(member))
+            if silent_s > self.attempt.experiment.run.lease_s and (chunks := self._free_leases(member)):
                 self.tell(f"{member.name} made no progress for {stood_s:.0f} s: others take over {chunks}")
+
+    def _held_s(self, member: Member) -> float:
+        """For how long it has been seen to hold the leases that it holds now."""
+        holding = (member.life, self.store.get(held_leases(member.name, member.life)) or [])
+        seen, since = self._holdings.get(member.name, (None, 0.0))
+        if seen != holding:
+            since = time.monotonic()
+            self._holdings[member.name] = (holding, since)
+        return time.monotonic() - since if holding[1] else 0.0
 
     def end_refused_engines(self) -> None:
         """Those that the trainer wants to be started again."""

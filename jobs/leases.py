@@ -52,14 +52,19 @@ class Leases:
 
     def _note(self, held: list[str]) -> None:
         self.held = held
-        self.store.set(f"leases/{self.process}/{self.life}", held)
+        self.store.set(held_leases(self.process, self.life), held)
+
+
+def held_leases(process: str, life: int) -> str:
+    """Where the store has the names of the leases that this life of a process may hold."""
+    return f"leases/{process}/{life}"
 
 
 def free_leases(store: Store, process: str, life: int) -> tuple[list[str], list[str]]:
     """Give back what a dead or silent process holds; return the leases that are free again, and those given up."""
     free: list[str] = []
     given_up: list[str] = []
-    for name in store.get(f"leases/{process}/{life}") or []:
+    for name in store.get(held_leases(process, life)) or []:
         standing = store.get(name)
         if standing is None or standing["holder"] is None or standing["holder"][:2] != [process, life]:
             continue

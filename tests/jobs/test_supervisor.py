@@ -325,8 +325,12 @@ def test_a_chunk_lost_three_times_is_sealed_without_groups_and_announced(world: 
     assert f"{LEASE} was lost three times and is given up: its groups count as lost" in world.events
 
 
-def standing_later(world: World, *, load_s: float) -> Callable[[int], Script]:
-    """Loads, takes a chunk, and stands still."""
+def standing_later(world: World, *, load_s: float, phase: str = "generate") -> Callable[[int], Script]:
+    """Loads, takes a chunk, and stands still.
+
+    Args:
+        phase: that its last heartbeat tells.
+    """
 
     def engine(life: int) -> Script:
         if life > 0:
@@ -337,16 +341,28 @@ def standing_later(world: World, *, load_s: float) -> Callable[[int], Script]:
             yield None
         world.store.set("engine/0", {"life": 0, "probe": []})
         assert Leases(world.store, "rollout.0", 0).take(LEASE)
-        yield from world.stands("rollout.0", 0, "generate", is_silent=True)
+        if phase != "load":
+            world.beat("rollout.0", 0, phase)
+        while world.store.get("finished") is None:
+            yield None
+        yield 0
 
     return engine
 
 
+@pytest.mark.parametrize("phase", ["load", "wait for the trainer", "generate"])
 @pytest.mark.parametrize("load_s", [1, 30])
-def test_what_a_silent_engine_holds_is_taken_over_whether_it_loaded_fast_or_not(world: World, attempt, load_s: float):
-    world.scripts["rollout.0"] = standing_later(world, load_s=load_s)
+def test_what_a_silent_engine_holds_is_taken_over_whenever_it_fell_silent(
+    world: World, attempt, load_s: float, phase: str
+):
+    """Its last heartbeat may tell of a phase before the one in which it took the chunk."""
+    world.scripts["rollout.0"] = standing_later(world, load_s=load_s, phase=phase)
     attempt(engines=2, lease_s=10.0)
     assert [event.partition(" for ")[0] for event in world.events] == ["rollout.0 made no progress"]
+    stood_s = int(world.events[0].partition(" for ")[2].partition(" s")[0])
+    assert stood_s == pytest.approx(10 + (load_s if phase == "load" else 0), abs=3), (
+        "held for lease_s, not loaded for it"
+    )
     assert world.events[0].endswith(f"others take over rollouts/{CHUNK}")
     assert world.store.get(LEASE) == {"holder": None, "lost": 1}
     assert world.ended == []
