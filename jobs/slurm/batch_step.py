@@ -95,7 +95,7 @@ class BatchStep:
         log.end(outcome.why or outcome.status, failed_nodes=launcher.lost)
         launcher.clear_nodes()
         if outcome.why in ("limit", "preempted") and outcome.status == "stopped" and continuation.is_possible:
-            if deadline.is_being_ended and allocation.is_being_taken(job):
+            if deadline.is_being_ended and _is_being_taken(job):
                 # Slurm starts a preempted job again by itself, and a cancelled one must stay so.
                 continuation.leave()
             return self._continued(continuation.go_on())
@@ -159,6 +159,15 @@ def _budget_words(run: RunDirectory, book: AttemptBook) -> str:
         f"{book.node_hours():.3g} node-hours are used, as nodes.max_node_hours allows. More: "
         f"towline resume {run.root} -o nodes.max_node_hours=HOURS"
     )
+
+
+def _is_being_taken(job: str) -> bool:
+    """Not as far as is known, where the controller is away: a requeue that it refuses is told with the way on."""
+    try:
+        return allocation.is_being_taken(job)
+    except SlurmError as error:
+        print(f"! why the job is being ended is not known: {error}", flush=True)
+        return False
 
 
 def _lost_nodes(launcher: SrunLauncher, hosts: tuple[str, ...]) -> tuple[str, ...]:

@@ -227,12 +227,17 @@ class SrunProcess:
             self._cancel_step()
 
     def _cancel_step(self) -> None:
+        """A controller that is away ends its job's steps when the job ends; what the caller is about to say of the run
+        matters more than these."""
         deadline = time.monotonic() + _KILL_WAIT_S
-        while (steps := self._ids()) and time.monotonic() < deadline:
-            for step in steps:
-                with contextlib.suppress(SlurmError):  # it may have ended meanwhile
-                    slurm(["scancel", "--signal=KILL", step])
-            time.sleep(0.2)
+        try:
+            while (steps := self._ids()) and time.monotonic() < deadline:
+                for step in steps:
+                    with contextlib.suppress(SlurmError):  # it may have ended meanwhile
+                        slurm(["scancel", "--signal=KILL", step])
+                time.sleep(0.2)
+        except SlurmError as error:
+            print(f"! whether step {self._step} has ended is not known: {error}", flush=True)
 
     def _ids(self) -> list[str]:
         lines = slurm(["squeue", "--noheader", "--steps", f"--job={self._job}", "--format=%i|%j"]).splitlines()

@@ -136,6 +136,46 @@ def test_a_job_that_slurm_takes_away_does_not_requeue_itself(
     assert outcomes(run) == ["preempted"]
 
 
+def test_a_controller_that_is_away_does_not_turn_an_orderly_stop_into_a_failure(
+    run: RunDirectory, world: World, submitted, monkeypatch: pytest.MonkeyPatch
+):
+    def away(job: str) -> bool:
+        raise SlurmError("no answer")
+
+    monkeypatch.setattr(allocation, "is_being_taken", away)
+    world.outcome, world.signals = Outcome(status="stopped", next_step=2, why="preempted"), [15]
+    with pytest.raises(Ended):
+        submitted()
+    assert world.done == ["supervised", ("requeue", "12")]
+
+
+def test_a_successor_that_cannot_be_cancelled_is_named(
+    world: World, submitted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def away(job: str) -> None:
+        raise SlurmError("no answer")
+
+    monkeypatch.setattr(allocation, "cancel", away)
+    monkeypatch.setattr(continuation, "own_script", lambda: Path("job.sh"))
+    assert submitted(**{"continue": "resubmit"})["status"] == "done"
+    assert "scancel 40" in capsys.readouterr().out
+
+
+def test_an_attempt_goes_on_where_slurm_does_not_say_which_nodes_failed(
+    run: RunDirectory, world: World, submitted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def away(nodes: Any, since: float) -> tuple[str, ...]:
+        raise SlurmError("no answer")
+
+    monkeypatch.setattr(allocation, "nodes_that_failed", away)
+    world.outcome, world.signals, world.is_taken = RunFault("killed", checkpoint_kept=True), [15], True
+    with pytest.raises(Ended):
+        submitted()
+    world.outcome, world.signals = Outcome(status="done", next_step=3), []
+    assert submitted()["status"] == "done"
+    assert "which nodes failed in attempt 0 is not known" in capsys.readouterr().out
+
+
 def test_what_fails_before_the_supervisor_is_in_the_state(run: RunDirectory, world: World, submitted):
     run.write_state(status="queued")
     world.outcome = RunFault("x", checkpoint_kept=False)

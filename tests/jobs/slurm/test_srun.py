@@ -182,6 +182,21 @@ def test_steps_of_an_srun_that_was_killed_are_cancelled_by_name(
     assert cancelled.read_text() == "--signal=KILL 12.3\n"
 
 
+def test_a_controller_that_is_away_hides_no_fault_when_a_step_is_ended(
+    tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("SLEEPS", "600")
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho Unable to contact slurm controller >&2\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    process = SrunLauncher(profile(), GROUPS).start(spec(tmp_path, "rollout.0", group="rollout"))
+    while not said.exists():
+        time.sleep(0.01)
+    os.kill(process._popen.pid, signal.SIGKILL)
+    process._popen.wait()
+    process.end(0.0)
+    assert "whether step rollout.0.1 has ended is not known" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("state", "lost"), [("idle", False), ("allocated", False), ("mixed", False), ("down*", True), ("draining", False)]
 )
