@@ -1,7 +1,7 @@
 """The floor: bare vLLM, bare forward and backward, AdamW, weights handed over in memory. No scoring, no ledger, no
 store, no second process.
 
-    floor.py MODEL STEPS
+    floor.py MODEL STEPS CASE
 """
 
 import resource
@@ -66,9 +66,13 @@ def hand_over(engine: VllmEngine, model, version: int) -> None:
     engine.apply(version)
 
 
-def main(folder: str, steps: int) -> None:
+def main(folder: str, steps: int, case: str) -> None:
     engine = VllmEngine(
-        Path(folder), precision="float32", max_context_tokens=257, max_sequences=64, threads=workload.THREADS
+        Path(folder),
+        precision="float32",
+        max_context_tokens=workload.CONTEXT_TOKENS,
+        max_sequences=64,
+        threads=workload.THREADS,
     )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=workload.LEARNING_RATE)
@@ -78,7 +82,7 @@ def main(folder: str, steps: int) -> None:
         tokenizer.encode(
             tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False)
         )
-        for q, _ in workload.questions()
+        for q, _ in workload.questions(case)
     ]
     seconds, tokens = [], []
     for step in range(steps):
@@ -94,4 +98,4 @@ def main(folder: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,6 +1,6 @@
 """The peer: TRL's GRPOTrainer with vLLM in the same process, on the workload of workload.py.
 
-    trl_peer.py MODEL STEPS
+    trl_peer.py MODEL STEPS CASE
 
 TRL's colocated mode loads weights into vLLM in place, which the CPU build refuses; here its weight sync goes through
 vLLM's layer-wise reload instead, as Towline's does. Nothing else of TRL is changed.
@@ -64,9 +64,11 @@ class _Clock(TrainerCallback):
             self.tokens.append(logs["num_tokens"])
 
 
-def main(model: str, steps: int) -> None:
+def main(model: str, steps: int, case: str) -> None:
     VLLMGeneration.sync_weights = sync_weights
-    data = Dataset.from_list([{"prompt": [{"role": "user", "content": q}], "gold": a} for q, a in workload.questions()])
+    data = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": q}], "gold": a} for q, a in workload.questions(case)]
+    )
 
     def reward(completions, gold, **kwargs):
         return [workload.contains_answer(c[0]["content"], g) for c, g in zip(completions, gold, strict=True)]
@@ -93,7 +95,7 @@ def main(model: str, steps: int) -> None:
         gradient_checkpointing=False,
         use_vllm=True,
         vllm_mode="colocate",
-        vllm_max_model_length=256,
+        vllm_max_model_length=workload.CONTEXT_TOKENS,
     )
     torch.set_num_threads(workload.THREADS)
     GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=data, callbacks=[clock]).train()
@@ -103,4 +105,4 @@ def main(model: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

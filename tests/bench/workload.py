@@ -13,18 +13,30 @@ LEARNING_RATE = 1e-5
 THREADS = 2
 
 
-def questions(count: int = 64) -> list[tuple[str, str]]:
-    """About 40 tokens each with SmolLM2's chat template."""
-    return [(f"What is {number}+{number + 1}?", str(2 * number + 1)) for number in range(count)]
+EXAMPLES = {"short": 0, "200": 13}
+"""Case -> worked examples before each question: 38 tokens a prompt with SmolLM2's chat template, or 205 to 207."""
+CONTEXT_TOKENS = 320
+
+
+def questions(case: str, count: int = 64) -> list[tuple[str, str]]:
+    """No two prompts begin alike beyond the chat template, so that no engine computes one's beginning for another."""
+    return [
+        (
+            "".join(f"{a}+{a + 1}={2 * a + 1}. " for a in range(number + 101, number + 101 + EXAMPLES[case]))
+            + f"What is {number}+{number + 1}?",
+            str(2 * number + 1),
+        )
+        for number in range(count)
+    ]
 
 
 def contains_answer(completion: str, gold: str) -> float:
     return float(gold in completion)
 
 
-def write_data(folder: Path) -> Path:
+def write_data(folder: Path, case: str) -> Path:
     path = folder / "questions.jsonl"
-    path.write_text("".join(json.dumps({"prompt": q, "answer": a}) + "\n" for q, a in questions()))
+    path.write_text("".join(json.dumps({"prompt": q, "answer": a}) + "\n" for q, a in questions(case)))
     return path
 
 
