@@ -14,7 +14,6 @@ The loop knows neither Slurm, nor the control store, nor any engine: what it nee
 of a micro-batch.
 """
 
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -36,6 +35,7 @@ from towline.trainer.packing_step import plan_step
 from towline.trainer.policy import Policy
 from towline.trainer.reference import Reference
 from towline.trainer.rollout_batch import ScoredGroup, TrainingSequence, reward_metrics, training_sequences
+from towline.trainer.step_meter import StepMeter
 
 Metrics = dict[str, float]
 
@@ -120,7 +120,7 @@ def take_inner_steps(
     ]
     batches = [inner.batches(dist.get_rank()) for inner in inner_steps]
     fixed = fixed_logprobs(engine, reference, config, inner_steps, batches, on_progress)
-    meter = _Meter()
+    meter = StepMeter()
     before = engine.mean_square()
     extra = correction_metrics(fixed, config) if config.correction != "none" else {}
     if config.kl_place == "reward":
@@ -168,7 +168,7 @@ def _micro_batch_loss(
     *,
     max_completion_tokens: int,
     step: int,
-    meter: "_Meter",
+    meter: StepMeter,
     is_first: bool,
 ) -> torch.Tensor:
     logprobs_N, entropy_N = engine.forward(batch, with_entropy=True)
@@ -264,69 +264,3 @@ def _refuse_not_finite(loss: float, gradient_norm: float, step: int) -> None:
             "spoilt: go on from the last checkpoint with a lower trainer.learning_rate or trainer.max_grad_norm. "
             f"The step's rollouts are in the ledger: towline samples --step {step}."
         )
-
-
-class _Meter:
-    """Adds sums over micro-batches, ranks and inner steps, and turns them into the step's metrics."""
-
-    _NAMES = ("tokens", "clipped", "kl_k3", "entropy", "loss", "first_tokens", "first_clipped", "k3", "k3_tokens")
-
-    def __init__(self) -> None:
-        self._sums = dict.fromkeys(self._NAMES, 0.0)
-        self._max_abs = 0.0
-        self._norms: list[float] = []
-        self._losses: list[float] = []
-        self._loss = 0.0
-        self.last_loss = 0.0
-
-    def begin(self) -> None:
-        self._loss = 0.0
-
-    def add(self, loss: torch.Tensor, sums: dict[str, torch.Tensor], entropy_N: torch.Tensor) -> None:
-        self._loss += loss.item()
-        for name in ("tokens", "clipped", "kl_k3"):
-            self._sums[name] += float(sums.get(name, 0.0))
-        self._sums["entropy"] += entropy_N.sum(dtype=torch.float64).item()
-
-    def add_first(self, sums: dict[str, torch.Tensor], k3: torch.Tensor, max_abs: torch.Tensor, tokens: int) -> None:
-        self._sums["first_tokens"] += float(sums["tokens"])
-        self._sums["first_clipped"] += float(sums["clipped"])
-        self._sums["k3"] += k3.item()
-        self._sums["k3_tokens"] += tokens
-        self._max_abs = max(self._max_abs, max_abs.item())
-
-    def end(self, gradient_norm: float) -> None:
-        # Each rank's loss is its share of the sum.
-        total = torch.tensor([self._loss], dtype=torch.float64)
-        dist.all_reduce(total)
-        self.last_loss = total.item()
-        self._losses.append(self.last_loss)
-        self._norms.append(gradient_norm)
-
-    def summary(
-        self, *, learning_rate: float, trained_tokens: int, fill: float, imbalance: float, staleness: int
-    ) -> Metrics:
-        sums = torch.tensor([self._sums[name] for name in self._NAMES], dtype=torch.float64)
-        largest = torch.tensor([self._max_abs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20])
-        dist.all_reduce(sums)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        total = dict(zip(self._NAMES, sums.tolist(), strict=True))
-        nan = float("nan")
-        per_token = {name: total[name] / total["tokens"] if total["tokens"] else nan for name in self._NAMES}
-        return {
-            "loss/policy": float(np.mean(self._losses)),
-            "loss/kl": per_token["kl_k3"],
-            "loss/clipped": per_token["clipped"],
-            "loss/clipped_first": total["first_clipped"] / total["first_tokens"] if total["first_tokens"] else nan,
-            "loss/entropy": per_token["entropy"],
-            "loss/gradient_norm": float(np.mean(self._norms)),
-            "loss/learning_rate": learning_rate,
-            "mismatch/k3": total["k3"] / total["k3_tokens"] if total["k3_tokens"] else nan,
-            "mismatch/max_abs_logprob": largest[0].item() if total["k3_tokens"] else nan,
-            "tokens/loss": total["tokens"] / len(self._losses),
-            "tokens/trained": trained_tokens,
-            "tokens/fill": fill,
-            "tokens/imbalance": imbalance,
-            "staleness/max": staleness,
-            "memory/trainer_gib": largest[1].item(),
-        }
