@@ -13,6 +13,7 @@ from torch import Tensor
 
 from towline.storage.weight_stream import TensorMeta
 from towline.trainer.config import TrainerConfig
+from towline.trainer.fused_loss import TokenLoss
 from towline.trainer.packing import PackedBatch
 from towline.trainer.policy import Policy
 
@@ -60,6 +61,10 @@ class DeepSpeedEngine:
 
     def forward(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor]:
         return self._engine(batch, with_entropy=with_entropy)
+
+    def forward_with_loss(self, batch: PackedBatch, token_loss: TokenLoss) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, log-probs and entropies in one pass over the logits, see `Policy.forward`; one backward may follow."""
+        return self._engine(batch, with_entropy=True, token_loss=token_loss)
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)

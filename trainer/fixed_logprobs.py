@@ -36,6 +36,15 @@ class FixedLogprobs:
     """Factor of each token for having been sampled by the engine and not by the old policy; None: 1."""
     reference_N: Tensor | None = None
 
+    def at(self, tokens: slice) -> "FixedLogprobs":
+        """Those of some of the N tokens."""
+        return FixedLogprobs(
+            rollout_N=self.rollout_N[tokens],
+            old_N=self.old_N[tokens],
+            correction_N=None if self.correction_N is None else self.correction_N[tokens],
+            reference_N=None if self.reference_N is None else self.reference_N[tokens],
+        )
+
 
 def fixed_logprobs(
     engine: DeepSpeedEngine,

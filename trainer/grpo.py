@@ -26,10 +26,11 @@ from towline.storage.errors import NumericsError, RewardError
 from towline.storage.records import FinishReason
 from towline.trainer.config import TrainerConfig
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
-from towline.trainer.fixed_logprobs import FixedLogprobs, correction_metrics, fixed_logprobs, kl_penalties
+from towline.trainer.fixed_logprobs import correction_metrics, fixed_logprobs, kl_penalties
 from towline.trainer.inner_step import InnerStep
-from towline.trainer.losses import mismatch, policy_loss
-from towline.trainer.normaliser import LossTotals, loss_totals, token_weights
+from towline.trainer.losses import mismatch
+from towline.trainer.micro_batch_loss import MicroBatchLoss, forward_with_loss, micro_batch_loss
+from towline.trainer.normaliser import loss_totals
 from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_step import plan_step
 from towline.trainer.policy import Policy
@@ -135,12 +136,15 @@ def take_inner_steps(
             meter.begin()
             for position, (batch, indices) in enumerate(batches[number]):
                 on_progress("train")
-                loss = _micro_batch_loss(
-                    engine, batch, [inner.sequences[index] for index in indices], inner.totals,
-                    fixed[number][position], config, max_completion_tokens=max_completion_tokens, step=step,
-                    meter=meter, is_first=epoch == 0 and number == 0,
-                )  # fmt: skip
+                members = [inner.sequences[index] for index in indices]
+                token_loss = micro_batch_loss(
+                    batch, members, inner.totals, fixed[number][position], config, max_completion_tokens
+                )
+                loss, logprobs_N, entropy_N = forward_with_loss(engine, batch, token_loss)
                 engine.backward(loss, is_last=position == len(batches[number]) - 1)
+                meter.add(loss, token_loss.sums, entropy_N)
+                if epoch == 0 and number == 0:
+                    _add_first(meter, token_loss, logprobs_N, batch, members, step)
             learning_rate = config.learning_rate * min(1.0, (count + 1) / max(1, config.warmup_steps))
             gradient_norm = engine.step(learning_rate)
             meter.end(gradient_norm)
@@ -158,48 +162,19 @@ def take_inner_steps(
     )
 
 
-def _micro_batch_loss(
-    engine: DeepSpeedEngine,
+def _add_first(
+    meter: StepMeter,
+    token_loss: MicroBatchLoss,
+    logprobs_N: torch.Tensor,
     batch: PackedBatch,
     members: Sequence[TrainingSequence],
-    totals: LossTotals,
-    fixed: FixedLogprobs,
-    config: TrainerConfig,
-    *,
-    max_completion_tokens: int,
     step: int,
-    meter: StepMeter,
-    is_first: bool,
-) -> torch.Tensor:
-    logprobs_N, entropy_N = engine.forward(batch, with_entropy=True)
-
-    def on_device(values_N: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values_N).to(logprobs_N.device)
-
-    constant = totals.completions * max_completion_tokens if config.normaliser == "constant" else None
-    weights = token_weights(batch.num_completion_tokens, config.normaliser, totals=totals, constant=constant)
-    output = policy_loss(
-        logprobs_N,
-        fixed.old_N,
-        on_device(batch.spread([sequence.advantage for sequence in members])),
-        on_device(batch.gather(weights)),
-        surrogate=config.surrogate,
-        ratio_level=config.ratio,
-        lengths=batch.num_completion_tokens if config.ratio == "sequence" else None,
-        clip_low=config.clip,
-        clip_high=config.clip if config.clip_high is None else config.clip_high,
-        correction_T=fixed.correction_N,
-        reference_logprobs_T=fixed.reference_N,
-        kl_beta=config.kl_beta if config.kl_place == "loss" else 0.0,
-        kl_estimator=config.kl_estimator,
-    )
-    meter.add(output.loss, output.sums, entropy_N)
-    if is_first:
-        # Tokens of an older version differ for a good reason; the engine is judged by those of the present one.
-        is_current_N = on_device(batch.gather([sequence.versions == step for sequence in members]) > 0)
-        measured = mismatch(logprobs_N, fixed.rollout_N, is_current_N)
-        meter.add_first(output.sums, *measured, int(is_current_N.sum()))
-    return output.loss
+) -> None:
+    # Tokens of an older version differ for a good reason; the engine is judged by those of the present one.
+    is_current = batch.gather([sequence.versions == step for sequence in members]) > 0
+    is_current_N = torch.from_numpy(is_current).to(logprobs_N.device)
+    measured = mismatch(logprobs_N, token_loss.fixed.rollout_N, is_current_N)
+    meter.add_first(token_loss.sums, *measured, int(is_current_N.sum()))
 
 
 def _sequences(

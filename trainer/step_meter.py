@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 class StepMeter:
     """
-    Call order: for each inner step `begin`, `add` for each micro-batch (and `add_first` in the first inner step), `end`;
-    then `summary`. Every rank must make the same calls of `end` and `summary`.
+    Call order: for each inner step `begin`, `add` for each micro-batch, with `add_first` in the first inner step, and
+    `end`; then `summary`. Every rank must call `end` and `summary`.
     """
 
     _NAMES = ("tokens", "clipped", "kl_k3", "entropy", "loss", "first_tokens", "first_clipped", "k3", "k3_tokens")

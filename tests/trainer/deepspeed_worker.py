@@ -27,9 +27,8 @@ from towline.jobs.rendezvous import find_world
 from towline.storage.errors import RewardError
 from towline.trainer.config import TrainerConfig
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
-from towline.trainer.fused_loss import differentiated
+from towline.trainer.fused_loss import TokenLoss
 from towline.trainer.grpo import take_inner_steps
-from towline.trainer.losses import policy_loss
 from towline.trainer.packing import PackedBatch, TokenSequence, pack
 from towline.trainer.packing_step import Packing
 from towline.trainer.policy import Policy, load_policy
@@ -65,6 +64,15 @@ class RecordingEngine(DeepSpeedEngine):
         metas = self.tensors()
         with self.gathered(range(len(metas))) as tensors:
             return {f"weight/{meta.name}": to_numpy(tensor) for meta, tensor in zip(metas, tensors, strict=True)}
+
+
+class TwoPassEngine(RecordingEngine):
+    """Computes the logits again in backward, whatever the loss: the loop's other way, for every loss."""
+
+    def forward_with_loss(self, batch: PackedBatch, token_loss: TokenLoss) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs_N, entropy_N = self.forward(batch, with_entropy=True)
+        losses, slopes_N = token_loss(logprobs_N.detach(), slice(None))
+        return losses.sum() + (slopes_N * (logprobs_N - logprobs_N.detach())).sum(), logprobs_N.detach(), entropy_N
 
 
 class RecordingReference:
@@ -105,13 +113,15 @@ class Scenarios:
             )
         return copy.deepcopy(self._policies[key])
 
-    def engine(self, model: str, config: TrainerConfig) -> RecordingEngine:
+    def engine(
+        self, model: str, config: TrainerConfig, make: type[RecordingEngine] = RecordingEngine
+    ) -> RecordingEngine:
         policy = self.policy(model, config.precision, config.packing)
         if config.gradient_checkpointing:
             policy = load_policy(
                 self.folder / model, temperature=TEMPERATURE, precision=config.precision, gradient_checkpointing=True
             )
-        return RecordingEngine(policy, config)
+        return make(policy, config)
 
     def reference(self, model: str, config: TrainerConfig) -> Reference:
         """As `Reference` loads it, from a copy."""
@@ -128,10 +138,18 @@ class Scenarios:
             on_progress=lambda phase: None,
         )  # fmt: skip
 
-    def one_step(self, model: str = "tied", *, groups: str | None = None, reference: str = "other", **settings: Any):
+    def one_step(
+        self,
+        model: str = "tied",
+        *,
+        groups: str | None = None,
+        reference: str = "other",
+        make: type[RecordingEngine] = RecordingEngine,
+        **settings: Any,
+    ):
         """A training step on a fresh engine: metrics, the gradients of its last inner step, the weights after it."""
         config = self.config(**settings)
-        engine = self.engine(model, config)
+        engine = self.engine(model, config, make)
         before = engine.weights()
         with_reference = self.reference(reference, config) if config.kl_beta > 0 else None
         metrics = self.inner_steps(engine, with_reference, config, groups or model)
@@ -182,33 +200,6 @@ class Scenarios:
             found |= {f"{moment}/after/{name}": array for name, array in engine.weights().items()}
         metrics = self.inner_steps(engine, self.reference("other", config), config, model, step=1)
         return metrics, found
-
-    def passes(self, model: str, zero_stage: int):
-        """An optimiser step of the policy loss in one pass and in two, each rank with tokens of its own."""
-        rng = np.random.default_rng(dist.get_rank())
-        batch = pack([TokenSequence(token_ids=rng.integers(0, 1600, 25 + dist.get_rank()), num_prompt_tokens=4)])
-        noise_N, advantages_N = (torch.from_numpy(rng.normal(0, 0.3, len(batch.target_ids))).float() for _ in range(2))
-        values: dict[str, float] = {}
-        found: Arrays = {}
-        for passes in ("one", "two"):
-            engine = self.engine(model, self.config(zero_stage=zero_stage))
-            old_N = engine.evaluate(batch) + noise_N
-
-            def loss(logprobs_C: Tensor, tokens: slice, old_N: Tensor = old_N) -> Tensor:
-                weights_C = torch.full_like(logprobs_C, 1 / 50)
-                return policy_loss(logprobs_C, old_N[tokens], advantages_N[tokens], weights_C).loss
-
-            if passes == "one":
-                total, *measured = engine._engine(batch, with_entropy=True, token_loss=differentiated(loss))
-            else:
-                measured = engine.forward(batch, with_entropy=True)
-                total = loss(measured[0], slice(None))
-            engine.backward(total, is_last=True)
-            values[f"{passes}/norm"] = engine.step(1e-3)
-            values[f"{passes}/loss"] = total.item()
-            arrays = {"logprobs": to_numpy(measured[0]), "entropy": to_numpy(measured[1])}
-            found |= {f"{passes}/{name}": array for name, array in (engine.gradients | arrays).items()}
-        return values, found
 
     def tensors(self, model: str, zero_stage: int):
         engine = self.engine(model, self.config(zero_stage=zero_stage))
@@ -294,8 +285,16 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
         yield f"perturbed-zero{stage}", lambda z=stage: s.perturbed("untied", "float32", z)
         yield f"tensors-tied-zero{stage}", lambda z=stage: s.tensors("tied", z)
         yield f"tensors-untied-zero{stage}", lambda z=stage: s.tensors("untied", z)
-    for model in ("tied", "untied"):
-        yield f"passes-{model}-zero3", lambda m=model: s.passes(m, 3)
+    for stage in STAGES:
+        for model in ("tied", "untied"):
+            yield (
+                f"two-passes-{model}-zero{stage}",
+                lambda m=model, z=stage: s.one_step(m, zero_stage=z, make=TwoPassEngine),
+            )
+        yield (
+            f"two-passes-bfloat16-zero{stage}",
+            lambda z=stage: s.one_step(zero_stage=z, precision="bfloat16", make=TwoPassEngine),
+        )
     yield "perturbed-bfloat16-zero3", lambda: s.perturbed("tied", "bfloat16", 3)
     yield "failed", lambda: s.nothing_scored("failed")
     yield "single", lambda: s.nothing_scored("single")
