@@ -103,6 +103,27 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _overlong_has_a_use(self) -> "ExperimentConfig":
+        limit = self.rollout.max_completion_tokens
+        overlong = [reward for reward in self.rewards if reward.is_overlong]
+        if too_long := [reward for reward in overlong if (reward.cache_tokens or 0) > limit]:
+            raise ValueError(
+                f"rewards: cache_tokens ({too_long[0].cache_tokens}) of {too_long[0].part_name} must be at most "
+                f"rollout.max_completion_tokens ({limit}): the penalty begins so many tokens before it"
+            )
+        if len(overlong) == len(self.rewards):
+            raise ValueError(
+                "rewards: overlong alone teaches to say nothing; add a reward that judges what a completion says"
+            )
+        if self.trainer.masks_truncated and any(reward.weight for reward in overlong):
+            raise ValueError(
+                "trainer.masks_truncated leaves out the very completions that the reward overlong punishes most: they "
+                "would only make the others of their group look better. Set masks_truncated = false (DAPO's recipe), "
+                "or overlong's weight to 0, which records it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _deterministic_is_possible(self) -> "ExperimentConfig":
         wanted = {
             "rollout.max_staleness": (self.rollout.max_staleness, 0),

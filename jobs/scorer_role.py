@@ -7,7 +7,7 @@ from pathlib import Path
 
 from towline.jobs.role import Role, run_role
 from towline.jobs.work import Workload, evaluation_work, training_work
-from towline.rollout.scoring import ScoringPool
+from towline.rollout.grading import Grader
 from towline.storage.ledger import ScoreSheet, read_scores, read_shard, scores_path, seal_scores
 from towline.storage.records import ChunkId
 from towline.storage.set_aside import set_aside
@@ -23,7 +23,7 @@ def score_run(role: Role, number: int) -> None:
     workloads = [
         work for work in (training_work(role.experiment, role.run), evaluation_work(role.experiment, role.run)) if work
     ]
-    pools = {work.name: _pool(role, work) for work in workloads}
+    graders = {work.name: _grader(role, work) for work in workloads}
     try:
         done: set[tuple[str, ChunkId]] = set()
         while not role.is_finished:
@@ -35,42 +35,40 @@ def score_run(role: Role, number: int) -> None:
                     if role.store.get(f"{work.name}/sealed/{chunk}") is None:
                         continue
                     role.heartbeat.beat("score")
-                    score_chunk(role, work, chunk, pools[work.name])
+                    score_chunk(role, work, chunk, graders[work.name])
                     done.add((work.name, chunk))
             role.heartbeat.beat("wait for shards")
             time.sleep(_IDLE_S)
     finally:
-        for pool in pools.values():
-            pool.close()
+        for grader in graders.values():
+            grader.close()
 
 
-def score_chunk(role: Role, work: Workload, chunk: ChunkId, pool: ScoringPool) -> None:
+def score_chunk(role: Role, work: Workload, chunk: ChunkId, grader: Grader) -> None:
     """Score one shard and announce it. Scores of an earlier attempt stand if the same code gave them."""
     path = work.path(chunk)
     shard = read_shard(path)
-    weights = {part.part_name: part.weight for part in work.rewards}
-    if not _has_scores(role, path, shard.digest, weights, pool.code_hash):
+    if not _has_scores(role, path, shard.digest, grader):
         began = time.time()
-        items = [(completion.text, group.prompt.answer) for group in shard.groups for completion in group.completions]
-        scores = pool.score_many(items, on_progress=lambda done, total: role.heartbeat.beat())
+        scores = grader.score(shard.groups, on_progress=lambda done, total: role.heartbeat.beat())
         sheet = ScoreSheet(
             scores=tuple(scores),
-            weights=weights,
-            code_hash=pool.code_hash,
+            weights=grader.weights,
+            code_hash=grader.code_hash,
             shard_digest=shard.digest,
             began=began,
             ended=time.time(),
         )
         with contextlib.suppress(FileExistsError):  # by a scorer that was taken for dead; the same code gave the same
             seal_scores(path, sheet)
-    role.store.set(f"{work.name}/scored/{chunk}", pool.code_hash)
+    role.store.set(f"{work.name}/scored/{chunk}", grader.code_hash)
 
 
-def _has_scores(role: Role, path: Path, digest: str, weights: dict[str, float], code_hash: str) -> bool:
+def _has_scores(role: Role, path: Path, digest: str, grader: Grader) -> bool:
     if not scores_path(path).exists():
         return False
     sheet = read_scores(path)
-    if (sheet.code_hash, sheet.shard_digest, sheet.weights) == (code_hash, digest, weights):
+    if (sheet.code_hash, sheet.shard_digest, sheet.weights) == (grader.code_hash, digest, grader.weights):
         return True
     set_aside(role.run, scores_path(path), "given by other reward code, weights, or to another shard", role.attempt)
     return False
@@ -89,9 +87,10 @@ def _due(role: Role, work: Workload) -> list[ChunkId]:
     return [chunk for step in ahead for chunk, _ in work.chunks(step)]
 
 
-def _pool(role: Role, work: Workload) -> ScoringPool:
-    return ScoringPool(
+def _grader(role: Role, work: Workload) -> Grader:
+    return Grader(
         work.rewards,
+        max_completion_tokens=work.max_completion_tokens,
         num_workers=role.experiment.local.scorers,
         limit_s=role.experiment.scoring.limit_s,
         folder=role.run.root,

@@ -46,7 +46,7 @@ def report_lines(experiment: ExperimentConfig, found: Findings, job: Sequence[st
     for prompts in (found.train, found.held_out):
         if prompts is not None:
             yield from _data_lines(prompts)
-    yield from _reward_lines(experiment.rewards)
+    yield from _reward_lines(experiment.rewards, experiment.rollout.max_completion_tokens)
     if found.plan is not None:
         yield from plan_lines(found.plan, experiment, on_cluster=bool(job))
     yield from job
@@ -96,13 +96,20 @@ def _lengths(prompts: Prompts) -> str:
     return f"{unit}: {lengths[0]:.0f} median, {lengths[1]:.0f} p95, {lengths[2]:.0f} max"
 
 
-def _reward_lines(rewards: tuple[RewardConfig, ...]) -> Iterator[str]:
+def _reward_lines(rewards: tuple[RewardConfig, ...], max_completion_tokens: int) -> Iterator[str]:
     for reward in rewards:
         script, colon, function = reward.use.rpartition(":")
         use = f"{shown(Path(script))}:{function}" if colon else reward.use
-        yield f"reward  {reward.part_name}   weight {reward.weight:g}" + (
-            "" if use == reward.part_name else f"   {use}"
+        yield (
+            f"reward  {reward.part_name}   weight {reward.weight:g}"
+            f"{'' if use == reward.part_name else f'   {use}'}{_penalty_text(reward, max_completion_tokens)}"
         )
+
+
+def _penalty_text(reward: RewardConfig, max_completion_tokens: int) -> str:
+    if reward.cache_tokens is None:
+        return ""
+    return f"   0 up to {max_completion_tokens - reward.cache_tokens:,} tokens, -1 at {max_completion_tokens:,}"
 
 
 def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = False) -> Iterator[str]:

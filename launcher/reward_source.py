@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from towline.rollout.rewards.config import RewardConfig
+from towline.rollout.rewards.config import OVERLONG, RewardConfig
 from towline.rollout.rewards.mixture import BUILT_IN
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -19,9 +19,10 @@ def reward_problems(rewards: Sequence[RewardConfig]) -> list[str | None]:
 def _use_problem(use: str) -> str | None:
     script, colon, function = use.rpartition(":")
     if not colon:
-        if use in BUILT_IN:
+        known = (*BUILT_IN, OVERLONG)
+        if use in known:
             return None
-        return f"{use} is not a built-in reward.{_choices(use, BUILT_IN)} Your own is written as FILE.py:FUNCTION"
+        return f"{use} is not a built-in reward.{_choices(use, known)} Your own is written as FILE.py:FUNCTION"
     return _script_problem(Path(script), function)
 
 

@@ -329,6 +329,46 @@ def test_two_rewards_of_one_name_are_refused(file: Path) -> None:
     assert "two rewards are called exact_match; give one of them another `name`" in refusal(file)
 
 
+OVERLONG = '{use="overlong",weight=1.0,cache_tokens=2}'
+
+
+def rewards(*tables: str) -> str:
+    return f"rewards=[{','.join(tables)}]"
+
+
+def test_the_overlong_penalty_stands_beside_a_reward(file: Path) -> None:
+    experiment = load_experiment(file, (rewards('{use="exact_match",weight=1.0}', OVERLONG),))
+    assert [reward.part_name for reward in experiment.rewards] == ["exact_match", "overlong"]
+    assert ExperimentConfig.model_validate_json(experiment.model_dump_json()) == experiment
+
+
+@pytest.mark.parametrize(
+    ("tables", "overrides", "message"),
+    [
+        (
+            [OVERLONG.replace("2", "5")],
+            (),
+            "cache_tokens (5) of overlong must be at most rollout.max_completion_tokens (4)",
+        ),
+        ([OVERLONG], ("trainer.masks_truncated=true",), "leaves out the very completions that the reward overlong"),
+        ([OVERLONG.replace(",cache_tokens=2", "")], (), 'use = "overlong" needs cache_tokens'),
+    ],
+)
+def test_an_overlong_penalty_without_effect_is_refused(
+    file: Path, tables: list[str], overrides: tuple[str, ...], message: str
+) -> None:
+    assert message in refusal(file, rewards('{use="exact_match",weight=1.0}', *tables), *overrides)
+
+
+def test_an_overlong_penalty_alone_is_refused(file: Path) -> None:
+    assert "overlong alone teaches to say nothing" in refusal(file, rewards(OVERLONG))
+
+
+def test_an_overlong_penalty_of_weight_0_is_recorded_beside_masked_completions(file: Path) -> None:
+    tables = rewards('{use="exact_match",weight=1.0}', OVERLONG.replace("1.0", "0.0"))
+    assert load_experiment(file, (tables, "trainer.masks_truncated=true")).rewards[1].weight == 0
+
+
 def test_a_wrong_reward_is_reported_once(file: Path) -> None:
     change(file, "weight = 1.0", "wieght = 1.0")
     lines = refusal(file).splitlines()

@@ -25,6 +25,13 @@ def test_the_report_shows_model_data_rewards_and_plan(project) -> None:
     assert lines[-1] == "nothing wrong was found"
 
 
+def test_the_report_says_where_the_overlong_penalty_begins(project) -> None:
+    rewards = 'rewards=[{use="exact_match",weight=1.0},{use="overlong",weight=0.5,cache_tokens=3}]'
+    text = "\n".join(report(project, rewards))
+    assert "reward  overlong   weight 0.5   0 up to 1 tokens, -1 at 4" in text
+    assert text.endswith("nothing wrong was found")
+
+
 def test_rejected_rows_are_shown_by_line_beside_the_good_ones(project) -> None:
     with (project.folder / "train.jsonl").open("a") as file:
         file.write("{}\n")

@@ -1,0 +1,137 @@
+"""DAPO's soft overlong penalty, and how it joins the rewards that judge the text."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from scored_groups import NAN, completion, score, scored_group
+from towline.rollout.grading import Grader
+from towline.rollout.rewards.config import RewardConfig
+from towline.rollout.rewards.overlong import OverlongPart
+from towline.rollout.scoring import ScoringPool
+from towline.storage.ledger import ScoreSheet, read_scores, seal_scores
+from towline.storage.records import ScoreStatus
+
+PART = OverlongPart(name="overlong", weight=0.5, max_tokens=20, cache_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"),
+    [(0, 0.0), (12, 0.0), (13, -0.125), (16, -0.5), (19, -0.875), (20, -1.0), (21, -1.0)],
+)
+def test_the_penalty_by_hand(num_tokens, expected):
+    found = PART.penalty(num_tokens)
+    assert found == expected
+    assert math.copysign(1, found) == math.copysign(1, -1 if expected else 1)
+
+
+def test_the_penalty_with_dapos_lengths():
+    part = OverlongPart(name="overlong", weight=1.0, max_tokens=20_480, cache_tokens=4096)
+    assert [part.penalty(tokens) for tokens in (16_384, 18_432, 20_480)] == [0.0, -0.5, -1.0]
+
+
+def test_a_cache_as_long_as_a_completion_begins_with_the_first_token():
+    part = OverlongPart(name="overlong", weight=1.0, max_tokens=4, cache_tokens=4)
+    assert [part.penalty(tokens) for tokens in range(5)] == [0.0, -0.25, -0.5, -0.75, -1.0]
+
+
+def test_it_joins_parts_and_total():
+    joined = PART.added_to(score(1.0), 16)
+    assert joined.parts == {"exact": 1.0, "overlong": -0.5}
+    assert (joined.total, joined.status) == (0.75, ScoreStatus.OK)
+
+
+def test_a_score_that_failed_stays_failed():
+    joined = PART.added_to(score(NAN, detail="died"), 20)
+    assert math.isnan(joined.total)
+    assert (joined.parts["overlong"], joined.status, joined.detail) == (-1.0, ScoreStatus.FAILED, "died")
+
+
+def test_the_hash_is_that_of_all_that_gives_the_number():
+    hashes = {PART.added_to_hash("a"), PART.added_to_hash("b")} | {
+        dataclasses.replace(PART, **change).added_to_hash("a")
+        for change in ({"name": "long"}, {"max_tokens": 21}, {"cache_tokens": 7})
+    }
+    assert len(hashes) == 5
+    assert dataclasses.replace(PART, weight=1.0).added_to_hash("a") == PART.added_to_hash("a")
+
+
+@pytest.fixture
+def grade(tmp_path):
+    """Scores and code hash that `[[rewards]]` give to groups."""
+
+    def grade(groups, *rewards, max_tokens=4):
+        grader = Grader(
+            [RewardConfig(**reward) for reward in rewards],
+            max_completion_tokens=max_tokens, num_workers=1, limit_s=5.0, folder=tmp_path,
+        )  # fmt: skip
+        try:
+            return grader.score(groups), grader
+        finally:
+            grader.close()
+
+    return grade
+
+
+EXACT = {"use": "exact_match", "weight": 1.0}
+OVERLONG = {"use": "overlong", "weight": 0.5, "cache_tokens": 2}
+
+
+def group(texts_and_tokens):
+    completions = [dataclasses.replace(completion(np.arange(tokens)), text=text) for text, tokens in texts_and_tokens]
+    made = scored_group([1], completions, [0.0] * len(completions)).group
+    return dataclasses.replace(made, prompt=dataclasses.replace(made.prompt, answer="7"))
+
+
+def test_the_same_text_in_more_tokens_costs_more(grade):
+    """The pool remembers what it said of a text; lengths are none of what it remembers."""
+    groups = [group([("\\boxed{7}", 2), ("\\boxed{7}", 3)]), group([("\\boxed{7}", 4), ("no", 4)])]
+    scores, grader = grade(groups, EXACT, OVERLONG)
+    assert [one.parts for one in scores] == [
+        {"exact_match": 1.0, "overlong": 0.0},
+        {"exact_match": 1.0, "overlong": -0.5},
+        {"exact_match": 1.0, "overlong": -1.0},
+        {"exact_match": 0.0, "overlong": -1.0},
+    ]
+    assert [one.total for one in scores] == [1.0, 0.75, 0.5, -0.5]
+    assert grader.weights == {"exact_match": 1.0, "overlong": 0.5}
+
+
+def test_the_ledger_keeps_it_as_a_part_of_its_own(grade, tmp_path):
+    scores, grader = grade([group([("no", 3)])], EXACT, OVERLONG)
+    sheet = ScoreSheet(scores=tuple(scores), weights=grader.weights, code_hash=grader.code_hash, shard_digest="d",
+                       began=0.0, ended=1.0)  # fmt: skip
+    seal_scores(tmp_path / "chunk-000.h5", sheet)
+    (kept,) = read_scores(tmp_path / "chunk-000.h5").scores
+    assert (kept.parts, kept.total) == ({"exact_match": 0.0, "overlong": -0.5}, -0.25)
+
+
+def test_without_it_scores_and_hash_are_the_pools(grade, tmp_path):
+    (one,), grader = grade([group([("no", 4)])], EXACT)
+    assert (one.parts, one.total) == ({"exact_match": 0.0}, 0.0)
+    with ScoringPool([RewardConfig(**EXACT)], 1, 5.0, tmp_path) as pool:
+        assert grader.code_hash == pool.code_hash
+
+
+def test_other_lengths_are_other_rewards(grade):
+    hashes = {
+        grade([], EXACT, *more, max_tokens=tokens)[1].code_hash
+        for tokens, more in ((4, [OVERLONG]), (5, [OVERLONG]), (4, [OVERLONG | {"cache_tokens": 3}]), (4, []))
+    }
+    assert len(hashes) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"use": "overlong", "weight": 1.0}, "needs cache_tokens"),
+        ({"use": "overlong", "weight": -1.0, "cache_tokens": 2}, "would pay for length"),
+        ({"use": "overlong", "weight": 1.0, "cache_tokens": 0}, "greater than or equal to 1"),
+        ({"use": "format", "weight": 1.0, "cache_tokens": 2}, 'cache_tokens is of use = "overlong" alone'),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(settings, reason):
+    with pytest.raises(ValueError, match=reason):
+        RewardConfig(**settings)
