@@ -124,6 +124,17 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _waves_leave_the_baseline_alone(self) -> "ExperimentConfig":
+        if self.rollout.max_waves > 1 and self.trainer.baseline == "batch":
+            raise ValueError(
+                f"rollout.max_waves = {self.rollout.max_waves} leaves out groups of equal rewards, and "
+                'trainer.baseline = "batch" compares with the mean of the step: those groups teach something there, '
+                "and a mean without the easiest and the hardest prompts is not that of the prompts that were drawn. "
+                'Set baseline = "group" or max_waves = 1'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _deterministic_is_possible(self) -> "ExperimentConfig":
         wanted = {
             "rollout.max_staleness": (self.rollout.max_staleness, 0),

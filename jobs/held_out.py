@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from towline.jobs.agreement import Agreement
+from towline.jobs.recorded_wave import read_wave
 from towline.jobs.role import Role
-from towline.jobs.trainer_rollouts import read_step
 from towline.jobs.work import Workload
 from towline.rollout.evaluation.statistics import accuracy_interval
 from towline.storage.errors import RewardError
@@ -32,7 +32,7 @@ class HeldOut:
         # An earlier attempt may have judged it.
         decision = self.agreement.wait("evaluate", lambda: "known" if is_known else self._decide(version))
         if decision == "write" and is_first:
-            scores = [score for scored in read_step(self.work, version).groups for score in scored.scores]
+            scores = [score for scored in read_wave(self.work, version).groups for score in scored.scores]
             row = accuracy_row(version, scores)
             append_jsonl(self.role.run.evaluations, {**row, "seconds": time.monotonic() - began})
 

@@ -5,6 +5,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from towline.jobs.asked_waves import asked_chunks
 from towline.jobs.leases import Leases
 from towline.jobs.role import Role, run_role
 from towline.jobs.weight_sync import Subscriber
@@ -142,7 +143,7 @@ class _Worker:
         return None
 
     def _claim(self, work: Workload, step: int) -> tuple[Workload, ChunkId, tuple[int, ...]] | None:
-        for chunk, rows in work.chunks(step):
+        for chunk, rows in asked_chunks(self.role.store, work, step):
             if work.path(chunk).exists():
                 self._announce(work, chunk)
             elif self.leases.take(work.lease(chunk)):

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+from towline.jobs.asked_waves import asked_chunks
 from towline.jobs.role import Role, run_role
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.grading import Grader
@@ -84,7 +85,7 @@ def _due(role: Role, work: Workload) -> list[ChunkId]:
         return []
     at = role.store.get("training") or start["step"]
     ahead = range(at, min(at + role.experiment.rollout.max_staleness + 1, role.experiment.steps))
-    return [chunk for step in ahead for chunk, _ in work.chunks(step)]
+    return [chunk for step in ahead for chunk, _ in asked_chunks(role.store, work, step)]
 
 
 def _grader(role: Role, work: Workload) -> Grader:

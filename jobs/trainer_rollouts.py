@@ -1,37 +1,28 @@
 """A step's scored rollouts, for the trainer: live from the engines, or again from the ledger."""
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch.distributed as dist
 
 from towline.jobs.agreement import Agreement
+from towline.jobs.asked_waves import ask_for_waves
+from towline.jobs.recorded_wave import RecordedWave, read_wave
 from towline.jobs.role import Role
 from towline.jobs.work import Workload
-from towline.storage.errors import LedgerError, RewardError
-from towline.storage.ledger import ScoreSheet, Shard, read_scored_shard, scores_path
+from towline.storage.errors import LedgerError
 from towline.storage.lineage import Lineage, fits, is_off_policy
 from towline.storage.records import ShardOrigin
 from towline.storage.set_aside import set_aside
+from towline.trainer.dynamic_sampling import StepBatch, step_batch, wants_another_wave
 from towline.trainer.grpo import Metrics
-from towline.trainer.rollout_batch import ScoredGroup
-
-VISIBLE_WITHIN_S = 60.0
-"""A parallel file system may show a sealed file to another node a little later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRollouts:
-    groups: list[ScoredGroup]
-    metrics: Metrics
-    """How long generation and scoring took, and what was lost."""
-    origins: list[tuple[Path, ShardOrigin]]
 
 
 @dataclass(slots=True)
 class LiveRollouts:
-    """Rank 0 waits until every chunk of the step is scored and tells the others; then each rank reads the shards."""
+    """Wave after wave, rank 0 waits until every chunk is scored and tells the others; then each rank reads the shards
+    and comes to the same answer whether the step needs another wave. Rank 0 asks for it."""
 
     role: Role
     work: Workload
@@ -40,15 +31,30 @@ class LiveRollouts:
     metrics: Metrics = field(default_factory=Metrics)
     """Of the step read last."""
 
-    def read(self, step: int) -> list[ScoredGroup] | None:
-        if dist.get_rank() == 0:
+    def read(self, step: int) -> StepBatch | None:
+        is_first = dist.get_rank() == 0
+        if is_first:
             self.role.store.set("training", step)
-        chunks = self.work.chunks(step)
-        scored = iter(chunks)
+        waves: list[RecordedWave] = []
+        while _needs_another(self.work, waves):
+            if is_first and waves:
+                ask_for_waves(self.role.store, self.work, step, len(waves) + 1)
+            if self._wait_for(step, len(waves)) == "stop":
+                return None
+            waves.append(read_wave(self.work, step, len(waves)))
+        self.metrics = step_metrics(waves)
+        if is_first:
+            origins = [origin for wave in waves for origin in wave.origins]
+            self.metrics |= {"rollouts/off_policy": self._judge(origins)}
+        return _batch(self.work, waves)
+
+    def _wait_for(self, step: int, wave: int) -> str:
+        """ "train" when the wave is complete, "stop" when the run is to stop first."""
+        scored = iter(self.work.chunks(step, wave))
         waits_for = next(scored)[0]
 
         def decide() -> str | None:
-            """Chunk after chunk: "train" when the step is complete, "stop" when the run is to stop first."""
+            """Chunk after chunk."""
             nonlocal waits_for
             if self.role.is_stopping:
                 return "stop"
@@ -59,13 +65,7 @@ class LiveRollouts:
                 waits_for = following[0]
             return None
 
-        if self.agreement.wait("wait for rollouts", decide) == "stop":
-            return None
-        rollouts = read_step(self.work, step)
-        self.metrics = rollouts.metrics
-        if dist.get_rank() == 0:
-            self.metrics |= {"rollouts/off_policy": self._judge(rollouts.origins)}
-        return rollouts.groups
+        return self.agreement.wait("wait for rollouts", decide)
 
     def _judge(self, origins: list[tuple[Path, ShardOrigin]]) -> float:
         """The fraction of shards that another branch's policy wrote.
@@ -90,66 +90,31 @@ class LiveRollouts:
 
 @dataclass(slots=True)
 class RecordedRollouts:
-    """The same steps again, from the ledger alone."""
+    """The same steps again, from the ledger alone: how many waves a step had follows from what is in them."""
 
     work: Workload
 
-    def read(self, step: int) -> list[ScoredGroup]:
-        return read_step(self.work, step).groups
+    def read(self, step: int) -> StepBatch:
+        waves: list[RecordedWave] = []
+        while _needs_another(self.work, waves):
+            waves.append(read_wave(self.work, step, len(waves)))
+        return _batch(self.work, waves)
 
 
-def read_step(work: Workload, step: int) -> StepRollouts:
-    """All groups of a step in canonical order, whichever engine generated them.
-
-    Raises:
-        RewardError: every chunk of the step was given up.
-    """
-    groups: list[ScoredGroup] = []
-    shards: list[tuple[Shard, ScoreSheet]] = []
-    origins: list[tuple[Path, ShardOrigin]] = []
-    num_lost = num_prompts = 0
-    for chunk, rows in work.chunks(step):
-        path = work.path(chunk)
-        _wait_until_visible(path)
-        shard, sheet = read_scored_shard(path)
-        found = tuple(group.prompt.row for group in shard.groups)
-        num_prompts += len(rows)
-        if not found:  # given up: sealed without a group
-            num_lost += len(rows)
-            continue
-        if found != rows:
-            raise LedgerError(
-                f"{path} holds the prompts {found}, expected {rows}: it belongs to another dataset or seed."
-            )
-        shards.append((shard, sheet))
-        origins.append((path, shard.origin))
-        scores = iter(sheet.scores)
-        groups += [
-            ScoredGroup(group=group, scores=tuple(next(scores) for _ in group.completions)) for group in shard.groups
-        ]
-    if not groups:
-        raise RewardError(f"step {step}: every chunk killed its engines and was given up; see the engines' logs.")
-    metrics = {**_seconds(shards), "rollouts/lost": num_lost / num_prompts}
-    return StepRollouts(groups=groups, metrics=metrics, origins=origins)
-
-
-def _seconds(shards: list[tuple[Shard, ScoreSheet]]) -> Metrics:
-    """Generation and scoring time of a step: from the first request to the last, by each engine's own clock."""
-    began: dict[int, float] = {}
-    ended: dict[int, float] = {}
-    for shard, _ in shards:
-        engine = shard.origin.engine
-        began[engine] = min(began.get(engine, shard.origin.began), shard.origin.began)
-        ended[engine] = max(ended.get(engine, shard.origin.ended), shard.origin.ended)
+def step_metrics(waves: Sequence[RecordedWave]) -> Metrics:
+    """How long generation and scoring took, and what was lost. One wave follows the other, so their times add up."""
     return {
-        "seconds/generate": max(ended[engine] - began[engine] for engine in began),
-        "seconds/score": sum(sheet.ended - sheet.began for _, sheet in shards),
+        "seconds/generate": sum(wave.generation_s for wave in waves),
+        "seconds/score": sum(wave.scoring_s for wave in waves),
+        "rollouts/lost": sum(wave.num_lost for wave in waves) / sum(wave.num_prompts for wave in waves),
     }
 
 
-def _wait_until_visible(path: Path) -> None:
-    deadline = time.monotonic() + VISIBLE_WITHIN_S
-    while not (path.exists() and scores_path(path).exists()):
-        if time.monotonic() > deadline:
-            raise LedgerError(f"{path} or its scores are not there {VISIBLE_WITHIN_S:g} s after they were announced.")
-        time.sleep(0.1)
+def _needs_another(work: Workload, waves: Sequence[RecordedWave]) -> bool:
+    groups = [wave.groups for wave in waves]
+    return wants_another_wave(groups, num_wanted=work.prompts_per_step, max_waves=work.max_waves)
+
+
+def _batch(work: Workload, waves: Sequence[RecordedWave]) -> StepBatch:
+    groups = [wave.groups for wave in waves]
+    return step_batch(groups, num_wanted=work.prompts_per_step, max_waves=work.max_waves)

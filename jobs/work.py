@@ -34,11 +34,20 @@ class Workload:
     """None: every step holds the whole dataset."""
     rewards: tuple[RewardConfig, ...]
 
-    def chunks(self, step: int) -> list[tuple[ChunkId, tuple[int, ...]]]:
-        """The step's chunks in canonical order, each with its dataset rows."""
-        rows = tuple(range(len(self.data.prompts))) if self.schedule is None else self.schedule.rows(step)
+    @property
+    def prompts_per_step(self) -> int:
+        """Of one wave."""
+        return len(self.data.prompts) if self.schedule is None else self.schedule.prompts_per_step
+
+    @property
+    def max_waves(self) -> int:
+        return 1 if self.schedule is None else self.schedule.max_waves
+
+    def chunks(self, step: int, wave: int = 0) -> list[tuple[ChunkId, tuple[int, ...]]]:
+        """The chunks of one wave of a step in canonical order, each with its dataset rows."""
+        rows = tuple(range(len(self.data.prompts))) if self.schedule is None else self.schedule.rows(step, wave)
         return [
-            (ChunkId(step=step, wave=0, chunk=number), rows[start : start + self.chunk_prompts])
+            (ChunkId(step=step, wave=wave, chunk=number), rows[start : start + self.chunk_prompts])
             for number, start in enumerate(range(0, len(rows), self.chunk_prompts))
         ]
 
@@ -57,7 +66,7 @@ class Workload:
 
     @cached_property
     def sampling_hash(self) -> str:
-        """Of everything but the weights that says what a shard holds."""
+        """Of everything but the weights that says what a shard holds; how many waves may follow says nothing of it."""
         settings = [self.data_hash, self.chat, self.group_size, self.temperature, self.max_completion_tokens,
                     self.chunk_prompts]  # fmt: skip
         return hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
@@ -79,7 +88,7 @@ def training_work(experiment: ExperimentConfig, run: RunDirectory) -> Workload:
         temperature=rollout.temperature,
         max_completion_tokens=rollout.max_completion_tokens,
         chunk_prompts=experiment.chunk_prompts,
-        schedule=PromptSchedule(len(data.prompts), rollout.prompts_per_step, experiment.seed),
+        schedule=PromptSchedule(len(data.prompts), rollout.prompts_per_step, experiment.seed, rollout.max_waves),
         rewards=experiment.rewards,
     )
 

@@ -129,8 +129,10 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = F
     verdict = "not compared: this is not where it will run" if on_cluster else _memory_verdict(plan)
     yield f"        memory  ~{size_text(plan.memory)} in all   {verdict}"
     rollout = experiment.rollout
+    most = rollout.max_waves
+    waves = f", in up to {most} waves, each after the other's scores: up to {most} times as long" if most > 1 else ""
     yield (
-        f"        step    {rollout.prompts_per_step} prompts of {rollout.group_size} completions   "
+        f"        step    {rollout.prompts_per_step} prompts of {rollout.group_size} completions{waves}   "
         f"log-probs at most {size_text(plan.logprobs_per_step)}, shards at most {size_text(plan.shards_per_step)}"
     )
     free = free_bytes(experiment.run.root)

@@ -37,6 +37,7 @@ class StepSummary:
     """Completions whose grading failed."""
     off_policy: int = 0
     """Shards written by weights of another branch."""
+    last_wave: int = 0
     versions: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     """Branch → versions that wrote a token."""
 
@@ -46,6 +47,7 @@ class StepSummary:
         self.completions += len(completions)
         self.tokens += sum(len(completion.token_ids) for completion in completions)
         self.off_policy += off_policy
+        self.last_wave = max(self.last_wave, shard.origin.chunk.wave)
         self.versions.setdefault(shard.origin.branch, set()).update(shard.origin.weight_hashes)
         if sheet is not None:
             self.scored += 1
@@ -145,9 +147,10 @@ def _range(versions: Sequence[int]) -> str:
 
 
 def _marks(step: StepSummary) -> str:
+    waves = f"  {step.last_wave + 1} waves" if step.last_wave else ""
     off_policy = f"  {step.off_policy} off-policy" if step.off_policy else ""
     damaged = f"  {step.damaged} DAMAGED" if step.damaged else ""
-    return off_policy + damaged
+    return waves + off_policy + damaged
 
 
 def _lineage_lines(lineage: Lineage) -> Iterator[str]:

@@ -146,6 +146,7 @@ class Plan:
     num_engines: int
     logprobs_per_step: int
     shards_per_step: int
+    """Of all its waves, should it draw them all."""
     steps: int
     evaluation_shards: int
     """Of all evaluations."""
@@ -215,7 +216,8 @@ def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens:
         kv_bytes_per_token=per_token,
         num_engines=local.engines,
         logprobs_per_step=logprob_bytes(rollout.prompts_per_step * rollout.group_size, completion_tokens),
-        shards_per_step=shard_bytes(
+        shards_per_step=rollout.max_waves
+        * shard_bytes(
             rollout.prompts_per_step, rollout.group_size, prompt_tokens, completion_tokens, experiment.chunk_prompts
         ),
         steps=experiment.steps,

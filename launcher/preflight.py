@@ -172,11 +172,20 @@ def _reward_problems(file: ExperimentFile, experiment: ExperimentConfig) -> Iter
 
 
 def _schedule_problems(file: ExperimentFile, experiment: ExperimentConfig, found: Findings) -> Iterator[str]:
+    if found.train is None:
+        return
     wanted, key = experiment.rollout.prompts_per_step, "rollout.prompts_per_step"
-    if found.train is not None and wanted > (rows := len(found.train.data.prompts)):
+    waves, waves_key = experiment.rollout.max_waves, "rollout.max_waves"
+    rows = len(found.train.data.prompts)
+    if wanted > rows:
         yield (
             f"{file.where(key)}: {key} ({wanted}) must be at most the {rows} rows of data.train: "
             "a step never holds a prompt twice."
+        )
+    elif waves * wanted > rows:
+        yield (
+            f"{file.where(waves_key)}: {waves_key} ({waves}) must be at most {rows // wanted}, as often as {wanted} "
+            f"prompts go into the {rows} rows of data.train: a step never holds a prompt twice."
         )
 
 

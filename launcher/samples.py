@@ -54,14 +54,14 @@ def _blocks(shard: Shard, sheet: ScoreSheet, *, only_failed: bool, with_tokens: 
         members = [(completion, next(scores)) for completion in group.completions]
         wanted = [pair for pair in members if not only_failed or pair[1].status is not ScoreStatus.OK]
         if wanted:
-            yield _heading(group)
+            yield _heading(group, shard.origin.chunk.wave)
         for completion, score in wanted:
             yield _completion_text(completion, score, with_tokens=with_tokens)
 
 
-def _heading(group: RolloutGroup) -> str:
+def _heading(group: RolloutGroup, wave: int) -> str:
     return (
-        f"\nprompt  row {group.prompt.row}, {len(group.prompt_token_ids)} tokens, "
+        f"\nprompt  row {group.prompt.row}{f' of wave {wave}' if wave else ''}, {len(group.prompt_token_ids)} tokens, "
         f"answer {printable(group.prompt.answer)}\n{_indented(group.prompt.text, '  | ')}"
     )
 

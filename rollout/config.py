@@ -12,6 +12,9 @@ class RolloutConfig(StrictModel):
     """Prompts (groups) of one outer step."""
     group_size: int = Field(default=8)
     """Completions of each prompt."""
+    max_waves: int = Field(default=1, ge=1)
+    """How often a step may draw prompts_per_step prompts, until as many groups have rewards that differ; it trains on
+    the first of those alone (DAPO's dynamic sampling). 1: it trains on whatever it drew."""
     max_completion_tokens: int = Field(ge=1)
     max_context_tokens: int | None = Field(default=None, ge=2)
     """Prompt and completion together; default: the longest prompt plus max_completion_tokens."""

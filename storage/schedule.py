@@ -18,15 +18,15 @@ _WAVE_STREAM = 1 << 63
 class PromptSchedule:
     """The prompts of every step, by dataset row.
 
-    Wave 0 walks through shuffled epochs: no row comes twice within an epoch or within a step. A step's further waves
-    go on, in an order of the step's own, through the rows that the step has not had; when all have been had they
-    begin again with wave 0's.
+    Wave 0 walks through shuffled epochs: no row comes twice within an epoch. A step's further waves go on, in an order
+    of the step's own, through the rows that the step has not had: no row comes twice within a step.
     """
 
     num_rows: int
     prompts_per_step: int
     seed: int
     """0 ≤ seed < 2**63."""
+    max_waves: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompts_per_step <= self.num_rows:
@@ -34,19 +34,26 @@ class PromptSchedule:
                 f"rollout.prompts_per_step ({self.prompts_per_step}) must be from 1 to the {self.num_rows} rows of the "
                 "dataset: a step never holds a prompt twice"
             )
+        if self.max_waves < 1 or self.max_waves * self.prompts_per_step > self.num_rows:
+            raise ConfigError(
+                f"rollout.max_waves ({self.max_waves}) must be from 1 to {self.num_rows // self.prompts_per_step}, as "
+                f"often as {self.prompts_per_step} prompts go into the {self.num_rows} rows of the dataset: a step "
+                "never holds a prompt twice"
+            )
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed ({self.seed}) must be from 0 to 2**63 - 1")
 
     def rows(self, step: int, wave: int = 0) -> tuple[int, ...]:
         """Return the `prompts_per_step` dataset rows, all different, of one wave; steps and waves count from 0."""
-        assert min(step, wave) >= 0, (step, wave)
+        assert step >= 0, step
+        assert 0 <= wave < self.max_waves, wave
         batch = self._batch(step)
         if wave == 0:
             return tuple(batch.tolist())
         others = _shuffled(self.num_rows, self.seed, _WAVE_STREAM + step)
-        circle = np.concatenate([batch, others[~np.isin(others, batch)]])
-        positions = wave * self.prompts_per_step + np.arange(self.prompts_per_step)
-        return tuple(circle[positions % self.num_rows].tolist())
+        rest = others[~np.isin(others, batch)]
+        start = (wave - 1) * self.prompts_per_step
+        return tuple(rest[start : start + self.prompts_per_step].tolist())
 
     def _batch(self, step: int) -> NDArray[np.int64]:
         epoch, start = divmod(step * self.prompts_per_step, self.num_rows)

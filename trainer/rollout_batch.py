@@ -76,13 +76,18 @@ def training_sequences(
     return sequences
 
 
+def is_useful(scored: ScoredGroup) -> bool:
+    """Whether at least two of its task rewards differ: else there is nothing to learn from comparing them."""
+    rewards = np.array([_task_reward(scored, index) for index in range(len(scored.scores))])
+    return len(set(rewards[~np.isnan(rewards)].tolist())) > 1
+
+
 def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """What the step's rewards and lengths look like. Failed scores are counted, and left out of every mean."""
     totals = np.array([score.total for scored in groups for score in scored.scores])
     scored_totals = totals[~np.isnan(totals)]
     completions = [completion for scored in groups for completion in scored.group.completions]
     lengths = np.array([len(completion.token_ids) for completion in completions])
-    useful = [len({score.total for score in scored.scores if not np.isnan(score.total)}) > 1 for scored in groups]
     parts = {
         name: [score.parts[name] for scored in groups for score in scored.scores] for name in groups[0].scores[0].parts
     }
@@ -90,7 +95,7 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "reward/mean": _mean(scored_totals),
         "reward/std": float(scored_totals.std()) if len(scored_totals) else float("nan"),
         "reward/failed": float(np.isnan(totals).mean()),
-        "reward/useful_groups": float(np.mean(useful)),
+        "reward/useful_groups": float(np.mean([is_useful(scored) for scored in groups])),
         **{f"reward/part/{name}": _mean(np.array(values)[~np.isnan(values)]) for name, values in parts.items()},
         "completion/length": float(lengths.mean()),
         "completion/length_max": float(lengths.max()),

@@ -87,7 +87,9 @@ class Tripwires:
 
     def _equal_rewards(self) -> str | None:
         recent = self._history[-EQUAL_STEPS:]
-        if len(recent) < EQUAL_STEPS or any(row.get("reward/useful_groups", 1.0) > 0 for row in recent):
+        # With dynamic sampling a later wave may have what the first, which reward/* is of, has not.
+        num_useful = [row.get("rollouts/useful", row.get("reward/useful_groups", 1.0)) for row in recent]
+        if len(recent) < EQUAL_STEPS or any(num_useful):
             return None
         return (
             f"for {EQUAL_STEPS} steps every group has had equal rewards ({recent[-1].get('reward/mean', 0.0):.3g} on "

@@ -369,6 +369,20 @@ def test_an_overlong_penalty_of_weight_0_is_recorded_beside_masked_completions(f
     assert load_experiment(file, (tables, "trainer.masks_truncated=true")).rewards[1].weight == 0
 
 
+def test_one_wave_is_the_default_and_none_is_no_number_of_waves(file: Path) -> None:
+    assert load_experiment(file).rollout.max_waves == 1
+    assert "rollout.max_waves: " in refusal(file, "rollout.max_waves=0")
+
+
+def test_waves_and_a_baseline_over_the_step_are_refused(file: Path) -> None:
+    batch = ("trainer.baseline=batch", "trainer.scale=batch_std")
+    message = refusal(file, "rollout.max_waves=2", *batch)
+    assert "rollout.max_waves = 2 leaves out groups of equal rewards" in message
+    assert 'Set baseline = "group" or max_waves = 1' in message
+    load_experiment(file, batch)
+    load_experiment(file, ("rollout.max_waves=2", "trainer.scale=batch_std"))
+
+
 def test_a_wrong_reward_is_reported_once(file: Path) -> None:
     change(file, "weight = 1.0", "wieght = 1.0")
     lines = refusal(file).splitlines()

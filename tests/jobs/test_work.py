@@ -9,6 +9,7 @@ import pytest
 
 from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.work import evaluation_work, training_work
+from towline.storage.errors import ConfigError
 from towline.storage.records import ChunkId
 from towline.storage.run_directory import RunDirectory
 
@@ -57,6 +58,32 @@ def test_an_epoch_of_chunks_has_every_row_once(tmp_path: Path, run: RunDirectory
     rows = [row for step in range(NUM_ROWS) for _, rows in work.chunks(step) for row in rows]
     for epoch in range(5):
         assert sorted(rows[epoch * NUM_ROWS : (epoch + 1) * NUM_ROWS]) == list(range(NUM_ROWS))
+
+
+def test_a_further_wave_s_chunks_are_its_own_rows(tmp_path: Path, run: RunDirectory) -> None:
+    work = training_work(experiment(tmp_path, chunk_prompts=2, max_waves=2), run)
+    assert work.schedule is not None
+    assert (work.max_waves, work.prompts_per_step) == (2, 5)
+    chunks = work.chunks(3, 1)
+    assert [chunk for chunk, _ in chunks] == [ChunkId(step=3, wave=1, chunk=number) for number in range(3)]
+    assert tuple(row for _, rows in chunks for row in rows) == work.schedule.rows(3, 1)
+    assert work.lease(chunks[2][0]) == "lease/rollouts/step-000003/wave-1/chunk-002"
+
+
+def test_an_evaluation_has_one_wave(tmp_path: Path, run: RunDirectory) -> None:
+    work = evaluation_work(experiment(tmp_path, max_waves=2), run)
+    assert work is not None
+    assert (work.max_waves, work.prompts_per_step) == (1, NUM_HELD_OUT)
+
+
+def test_more_waves_than_the_data_has_rows_for_are_refused(tmp_path: Path, run: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match=r"max_waves \(3\) must be from 1 to 2"):
+        training_work(experiment(tmp_path, max_waves=3), run)
+
+
+def test_how_many_waves_may_follow_is_no_matter_of_what_a_shard_holds(tmp_path: Path, run: RunDirectory) -> None:
+    one, two = (training_work(experiment(tmp_path, max_waves=most), run) for most in (1, 2))
+    assert (one.sampling_hash, one.data_hash) == (two.sampling_hash, two.data_hash)
 
 
 def test_a_chunk_larger_than_the_step_is_the_step(tmp_path: Path, run: RunDirectory) -> None:

@@ -25,11 +25,13 @@ def test_the_report_shows_model_data_rewards_and_plan(project) -> None:
     assert lines[-1] == "nothing wrong was found"
 
 
-def test_the_report_says_where_the_overlong_penalty_begins(project) -> None:
+def test_the_report_says_what_waves_cost_and_where_the_overlong_penalty_begins(project) -> None:
     rewards = 'rewards=[{use="exact_match",weight=1.0},{use="overlong",weight=0.5,cache_tokens=3}]'
-    text = "\n".join(report(project, rewards))
+    text = "\n".join(report(project, "rollout.prompts_per_step=1", "rollout.max_waves=3", rewards))
     assert "reward  overlong   weight 0.5   0 up to 1 tokens, -1 at 4" in text
+    assert "1 prompts of 2 completions, in up to 3 waves, each after the other's scores: up to 3 times as long" in text
     assert text.endswith("nothing wrong was found")
+    assert "waves" not in "\n".join(report(project))
 
 
 def test_rejected_rows_are_shown_by_line_beside_the_good_ones(project) -> None:

@@ -28,11 +28,11 @@ def shown(run: RunDirectory, capsys: pytest.CaptureFixture[str], *, code: int = 
     return captured.out.splitlines()
 
 
-def copy_chunk(run: RunDirectory, step: int, chunk: int, **origin: object) -> Path:
+def copy_chunk(run: RunDirectory, step: int, chunk: int, wave: int = 0, **origin: object) -> Path:
     """Another shard of a step, scored, with other values in its origin."""
     first = run.chunk(ChunkId(step=step, wave=0, chunk=0))
     shard, sheet = read_shard(first), read_scores(first)
-    place = ChunkId(step=step, wave=0, chunk=chunk)
+    place = ChunkId(step=step, wave=wave, chunk=chunk)
     path = run.chunk(place)
     digest = seal_shard(path, shard.groups, dataclasses.replace(shard.origin, chunk=place, **origin))
     seal_scores(path, dataclasses.replace(sheet, shard_digest=digest))
@@ -55,6 +55,15 @@ def test_a_run_is_shown_step_by_step(run: RunDirectory, capsys: pytest.CaptureFi
         "lineage  branch 0  no weights recorded",
         "",
         "aside    nothing",
+    ]
+
+
+def test_waves_are_counted_where_there_are_several(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_chunk(run, 1, 0, wave=1)
+    copy_chunk(run, 1, 0, wave=2)
+    assert shown(run, capsys)[2:4] == [
+        "       0       1       1       2            4            8       0  v0",
+        "       1       3       3       6           12           24       0  v1  3 waves",
     ]
 
 

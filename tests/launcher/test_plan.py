@@ -114,6 +114,14 @@ def test_the_plan_of_an_experiment(project) -> None:
     assert plan.memory == 2 * plan.rank_bytes + 2 * plan.engine_bytes + 4 * GIB
 
 
+def test_shards_are_planned_for_as_many_waves_as_a_step_may_have(project) -> None:
+    _, experiment = project.read("rollout.prompts_per_step=1", "rollout.max_waves=3")
+    plan = make_plan(experiment, SIZES, prompt_tokens=10, num_held_out=2)
+    assert plan.shards_per_step == 3 * shard_bytes(1, 2, 10, 4, 1)
+    # No more than a wave's is trained on.
+    assert plan.logprobs_per_step == 1 * 2 * 4 * 4
+
+
 def test_no_reference_is_planned_without_a_kl_term(project) -> None:
     _, experiment = project.read("trainer.kl_beta=0.0")
     assert make_plan(experiment, SIZES, prompt_tokens=1, num_held_out=0).reference == 0

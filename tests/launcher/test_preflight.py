@@ -112,6 +112,14 @@ def test_more_prompts_a_step_than_rows(project) -> None:
     )
 
 
+def test_more_waves_a_step_than_the_rows_are_enough_for(project) -> None:
+    assert problem(project, "rollout.prompts_per_step=1", "rollout.max_waves=4") == (
+        "-o: rollout.max_waves (4) must be at most 3, as often as 1 prompts go into the 3 rows of data.train: a step "
+        "never holds a prompt twice."
+    )
+    assert project.look("rollout.prompts_per_step=1", "rollout.max_waves=3").problems == []
+
+
 def test_prompt_and_completion_beyond_the_models_context(project) -> None:
     project.write_rows("train.jsonl", ["a", "b", " ".join("c" * 29)])
     assert problem(project).splitlines() == [

@@ -1,7 +1,11 @@
+import dataclasses
+
 import pytest
 
 from towline.launcher.cli import command
 from towline.launcher.text import printable
+from towline.storage.ledger import read_scores, read_shard, seal_scores, seal_shard
+from towline.storage.records import ChunkId
 from towline.storage.run_directory import RunDirectory
 
 
@@ -30,6 +34,16 @@ def test_without_a_step_the_latest_is_shown_whole(run: RunDirectory, capsys: pyt
     assert text.startswith("small-1  step 2")
     assert text.count("    > completion") == 4
     assert text.count("prompt  row") == 2
+
+
+def test_prompts_of_further_waves_are_marked(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (ChunkId(step=1, wave=wave, chunk=0) for wave in range(2))
+    shard, sheet = read_shard(run.chunk(first)), read_scores(run.chunk(first))
+    digest = seal_shard(run.chunk(second), shard.groups, dataclasses.replace(shard.origin, chunk=second))
+    seal_scores(run.chunk(second), dataclasses.replace(sheet, shard_digest=digest))
+    lines = shown(run, capsys, "--step", "1", "--num", "8").splitlines()
+    headings = [line.partition(",")[0] for line in lines if line.startswith("prompt")]
+    assert headings == ["prompt  row 0", "prompt  row 1", "prompt  row 0 of wave 1", "prompt  row 1 of wave 1"]
 
 
 def test_num_counts_completions_and_prints_no_heading_beyond(

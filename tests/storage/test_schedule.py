@@ -58,23 +58,29 @@ def test_seeds_give_different_orders():
     assert len({PromptSchedule(50, 50, seed).rows(0) for seed in (0, 1, 2**62, 2**63 - 1)}) == 4
 
 
-def test_waves_of_a_step_share_no_row_while_the_dataset_lasts():
-    schedule = PromptSchedule(20, 5, 0)
+def test_waves_of_a_step_share_no_row():
+    schedule = PromptSchedule(20, 5, 0, max_waves=4)
     for step in range(10):
         waves = [schedule.rows(step, wave) for wave in range(4)]
         assert sorted(row for rows in waves for row in rows) == list(range(20)), step
 
 
-def test_waves_beyond_the_dataset_begin_again_without_repeating_within_a_wave():
-    schedule = PromptSchedule(7, 3, 0)
-    waves = [schedule.rows(2, wave) for wave in range(9)]
-    assert all(len(set(rows)) == 3 for rows in waves)
-    assert len({*waves[0], *waves[1]}) == 6
-    assert waves[7] == waves[0]
+def test_more_waves_than_the_dataset_has_rows_for_are_refused():
+    assert len(PromptSchedule(7, 3, 0, max_waves=2).rows(2, 1)) == 3
+    with pytest.raises(
+        ConfigError, match=r"max_waves \(3\) must be from 1 to 2, as often as 3 prompts go into the 7 rows"
+    ):
+        PromptSchedule(7, 3, 0, max_waves=3)
+
+
+def test_how_many_waves_may_follow_changes_none_of_them():
+    few, many = PromptSchedule(20, 5, 0, max_waves=2), PromptSchedule(20, 5, 0, max_waves=4)
+    assert [few.rows(3, wave) for wave in range(2)] == [many.rows(3, wave) for wave in range(2)]
+    assert few.rows(3) == PromptSchedule(20, 5, 0).rows(3)
 
 
 def test_further_waves_of_two_steps_are_drawn_differently():
-    schedule = PromptSchedule(1000, 10, 0)
+    schedule = PromptSchedule(1000, 10, 0, max_waves=3)
     others = {schedule.rows(step, wave) for step in range(20) for wave in (1, 2)}
     assert len(others) == 40
 
@@ -93,12 +99,12 @@ def test_a_seed_that_does_not_fit_is_refused(seed: int):
 
 
 def test_rows_are_plain_integers():
-    assert all(type(row) is int for wave in (0, 1) for row in PromptSchedule(10, 3, 0).rows(0, wave))
+    assert all(type(row) is int for wave in (0, 1) for row in PromptSchedule(10, 3, 0, 2).rows(0, wave))
 
 
 def test_rows_are_those_of_every_other_machine():
     """Changing these numbers would make every run of an older version resume with other prompts."""
-    schedule = PromptSchedule(10, 4, 7)
+    schedule = PromptSchedule(10, 4, 7, max_waves=2)
     assert [schedule.rows(step) for step in range(5)] == [
         (6, 3, 9, 1),
         (2, 0, 5, 7),
@@ -106,7 +112,7 @@ def test_rows_are_those_of_every_other_machine():
         (2, 8, 5, 0),
         (4, 3, 7, 6),
     ]
-    assert [schedule.rows(2, wave) for wave in (1, 2)] == [(6, 7, 0, 3), (5, 2, 8, 4)]
+    assert schedule.rows(2, 1) == (6, 7, 0, 3)
     assert PromptSchedule(7473, 4, 2**63 - 1).rows(400_000) == (4480, 2355, 1364, 1794)
 
 
@@ -128,9 +134,9 @@ def test_sampling_seeds_differ_in_every_argument_and_fit_the_engine():
 def test_another_process_computes_the_same():
     program = (
         "from towline.storage.schedule import PromptSchedule, sampling_seed;"
-        "print(PromptSchedule(10, 4, 7).rows(3, 1), sampling_seed(7, 3, 1, 2, 0))"
+        "print(PromptSchedule(10, 4, 7, 2).rows(3, 1), sampling_seed(7, 3, 1, 2, 0))"
     )
-    here = f"{PromptSchedule(10, 4, 7).rows(3, 1)} {sampling_seed(7, 3, 1, 2, 0)}"
+    here = f"{PromptSchedule(10, 4, 7, 2).rows(3, 1)} {sampling_seed(7, 3, 1, 2, 0)}"
     environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "12345"}
     there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert there.stdout.strip() == here

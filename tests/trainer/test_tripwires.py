@@ -77,6 +77,12 @@ def test_equal_rewards_fire_after_some_steps_in_a_row():
     assert "nothing is learned" in found[-1][1][0]
 
 
+def test_with_dynamic_sampling_a_useful_group_of_any_wave_counts():
+    first_wave_equal = {"reward/useful_groups": 0.0, "rollouts/useful": 3.0}
+    assert judge(*[first_wave_equal] * EQUAL_STEPS)[-1] == (set(), [])
+    assert judge(*[{"reward/useful_groups": 0.0, "rollouts/useful": 0.0}] * EQUAL_STEPS)[-1][0] == {"equal_rewards"}
+
+
 def test_a_collapse_of_the_entropy_is_measured_against_the_first_steps():
     rows = [{"loss/entropy": 1.0}] * FIRST_STEPS + [{"loss/entropy": 0.06}, {"loss/entropy": 0.04}]
     assert [names for names, _ in judge(*rows)][-2:] == [set(), {"entropy"}]
