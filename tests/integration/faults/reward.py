@@ -4,4 +4,4 @@ def length(completion: str, answer: str) -> float:
 
 def rare(completion: str, answer: str) -> float:
     """Few of the groups have completions that differ in it."""
-    return float(len(completion) % 11 == 0)
+    return float(len(completion) % 7 == 0)
