@@ -369,6 +369,12 @@ def test_an_overlong_penalty_of_weight_0_is_recorded_beside_masked_completions(f
     assert load_experiment(file, (tables, "trainer.masks_truncated=true")).rewards[1].weight == 0
 
 
+def test_dapo_is_accepted_as_its_row_has_it(file: Path) -> None:
+    row = ("trainer.clip_high=0.28", "trainer.kl_beta=0.0", "rollout.max_waves=3")
+    experiment = load_experiment(file, (rewards('{use="exact_match",weight=1.0}', OVERLONG), *row))
+    assert (experiment.trainer.clip_high, experiment.rollout.max_waves) == (0.28, 3)
+
+
 def test_one_wave_is_the_default_and_none_is_no_number_of_waves(file: Path) -> None:
     assert load_experiment(file).rollout.max_waves == 1
     assert "rollout.max_waves: " in refusal(file, "rollout.max_waves=0")

@@ -43,6 +43,10 @@ def test_it_joins_parts_and_total():
     assert (joined.total, joined.status) == (0.75, ScoreStatus.OK)
 
 
+def test_a_completion_that_is_short_enough_keeps_its_total():
+    assert PART.added_to(score(0.1), 12).total == score(0.1).total
+
+
 def test_a_score_that_failed_stays_failed():
     joined = PART.added_to(score(NAN, detail="died"), 20)
     assert math.isnan(joined.total)

@@ -37,7 +37,8 @@ def test_parts_that_do_not_fit_together_are_refused(settings, reason):
     [
         {},
         {"scale": "none", "normaliser": "constant", "kl_beta": 0.0},
-        {"clip_high": 0.28, "masks_truncated": True, "kl_beta": 0.0},
+        {"clip_high": 0.28, "kl_beta": 0.0},
+        {"masks_truncated": True},
         {"ratio": "sequence", "normaliser": "sequence", "clip": 3e-4, "clip_high": 4e-4},
         {"surrogate": "cispo", "clip": 1.0, "clip_high": 0.28, "kl_beta": 0.0},
         {"baseline": "leave_one_out", "scale": "none", "kl_place": "reward"},
