@@ -1,8 +1,8 @@
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tiny_models import small_llama
 from towline.storage.errors import ModelError
 from towline.trainer import attention
 from towline.trainer.attention import (
@@ -10,26 +10,9 @@ from towline.trainer.attention import (
     SHARED_CALL_TOKENS,
     batch_arguments,
     packed_arguments,
-    register_varlen_attention,
     varlen_attention,
 )
 from towline.trainer.packing import TokenSequence, pack_pieces
-
-NAME = register_varlen_attention()
-SMALL = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-}
-
-
-def tiny_llama(implementation=NAME, **options):
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL, **options, attn_implementation=implementation))
 
 
 def some_sequences(lengths, seed=0):
@@ -207,7 +190,7 @@ def parameter_gradients(model, loss):
 @pytest.mark.parametrize("checkpointing", [None, False, True])
 def test_packed_logits_and_gradients_equal_unpacked_ones(checkpointing):
     sequences = some_sequences([9, 5, 5, 14])
-    packed, alone = tiny_llama().train(), tiny_llama("sdpa").train()
+    packed, alone = small_llama().train(), small_llama("sdpa").train()
     if checkpointing is not None:
         packed.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpointing})
     found_TV = packed(**packed_arguments(sequences)).logits[0]
@@ -222,7 +205,7 @@ def test_packed_logits_and_gradients_equal_unpacked_ones(checkpointing):
 
 def test_packed_logits_equal_unpacked_ones_in_bf16():
     sequences = some_sequences([9, 5, 5, 14])
-    packed, alone = tiny_llama().bfloat16(), tiny_llama("sdpa").bfloat16()
+    packed, alone = small_llama().bfloat16(), small_llama("sdpa").bfloat16()
     wanted_TV = torch.cat([alone(input_ids=ids[None], use_cache=False).logits[0] for ids in sequences])
     found_TV = packed(**packed_arguments(sequences)).logits[0]
     torch.testing.assert_close(found_TV, wanted_TV, rtol=2e-2, atol=2e-2)
@@ -232,7 +215,7 @@ def test_packed_logits_equal_unpacked_ones_in_bf16():
 def test_logits_of_completions_of_one_prompt_equal_those_of_each_alone(dtype, tolerance):
     prompt, *completions = some_sequences([6, 4, 1, 4, 11])
     sequences = [torch.cat([prompt, completion]) for completion in completions]
-    model, alone = tiny_llama().to(dtype), tiny_llama("sdpa").to(dtype)
+    model, alone = small_llama().to(dtype), small_llama("sdpa").to(dtype)
     batch = pack_pieces([[TokenSequence(token_ids=ids.numpy(), num_prompt_tokens=6) for ids in sequences]])
     found_NV = model(**batch_arguments(batch, torch.device("cpu"))).logits[0, batch.logit_index]
     wanted_NV = torch.cat([alone(input_ids=ids[None], use_cache=False).logits[0, 5:-1] for ids in sequences])

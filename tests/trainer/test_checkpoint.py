@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from launches import wait_for_all
 from small_disk import small_disk
+from tiny_models import sharded_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -28,16 +29,6 @@ GENERATION = '{"eos_token_id": 1, "temperature": 0.5}'
 STAGES, PRECISIONS = (0, 1, 2, 3), ("float32", "bfloat16")
 every_case = pytest.mark.parametrize(("stage", "precision"), [(s, p) for p in PRECISIONS for s in STAGES])
 every_change = pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 1), (1, 2)])
-
-
-def tiny_llama(seed, *, tied):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=1600, hidden_size=64, intermediate_size=1600, num_hidden_layers=2, num_attention_heads=2,
-        head_dim=32, num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=tied,
-        initializer_range=0.06,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
 
 
 def word_tokenizer():
@@ -87,7 +78,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     for seed, weights in enumerate(("start", "other")):
         for tied in (True, False):
-            tiny_llama(seed, tied=tied).save_pretrained(folder / f"{weights}-{'tied' if tied else 'untied'}")
+            sharded_llama(seed, tied=tied).save_pretrained(folder / f"{weights}-{'tied' if tied else 'untied'}")
     word_tokenizer().save_pretrained(folder / "start-tied")
     (folder / "start-tied" / "generation_config.json").write_text(GENERATION)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

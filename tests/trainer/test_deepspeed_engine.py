@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from launches import wait_for_all
 from scored_groups import NAN, completion, score, scored_group
+from tiny_models import sharded_llama
 from towline.storage.records import FinishReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,17 +27,6 @@ WORKER = Path(__file__).parent / "deepspeed_worker.py"
 LAUNCH_TIMEOUT_S = 500
 
 # --- models and groups -------------------------------------------------------------------------------------------
-
-
-def tiny_llama(seed, *, tied):
-    """Its embeddings and MLP are large enough for ZeRO-3 to shard them always; it keeps the rest whole after use."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=1600, hidden_size=64, intermediate_size=1600, num_hidden_layers=2, num_attention_heads=2,
-        head_dim=32, num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=tied,
-        initializer_range=0.06,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 def padded_logprobs(model, sequences):
@@ -89,7 +78,11 @@ def failed_groups(*, one_scored):
 
 @pytest.fixture(scope="module")
 def models():
-    return {"tied": tiny_llama(0, tied=True), "untied": tiny_llama(1, tied=False), "other": tiny_llama(2, tied=True)}
+    return {
+        "tied": sharded_llama(0, tied=True),
+        "untied": sharded_llama(1, tied=False),
+        "other": sharded_llama(2, tied=True),
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,11 @@
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM
 
+from tiny_models import SMALL, VARLEN, small_llama
 from towline.storage.errors import ModelError
-from towline.trainer.attention import packed_arguments, register_varlen_attention
+from towline.trainer.attention import packed_arguments
 from towline.trainer.isolation import PIECES, assert_isolated
-
-NAME = register_varlen_attention()
-SMALL = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-}
-
-
-def tiny_llama(implementation=NAME, **options):
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL, **options, attn_implementation=implementation))
 
 
 def after_decoder(model, change):
@@ -31,7 +16,7 @@ def after_decoder(model, change):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_packed_llama_is_isolated(dtype):
-    model = tiny_llama().to(dtype).train()
+    model = small_llama().to(dtype).train()
     assert_isolated(model)
     assert model.training
 
@@ -39,21 +24,21 @@ def test_a_packed_llama_is_isolated(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sequences_that_share_nothing_are_isolated_under_the_attention_of_transformers(dtype):
     # only as long as no cache exists: its packed mask disappears with one
-    assert_isolated(tiny_llama("sdpa").to(dtype))
+    assert_isolated(small_llama("sdpa").to(dtype))
 
 
 def test_a_model_with_a_sliding_window_is_refused():
-    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4, attn_implementation=NAME))
+    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4, attn_implementation=VARLEN))
     with pytest.raises(ModelError, match="MistralAttention asks for sliding_window=4"):
         assert_isolated(model)
 
 
 def test_a_model_without_its_sliding_window_is_accepted():
-    assert_isolated(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, attn_implementation=NAME)))
+    assert_isolated(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, attn_implementation=VARLEN)))
 
 
 def test_a_model_with_attention_dropout_is_refused_in_training():
-    model, arguments = tiny_llama(attention_dropout=0.1), packed_arguments([torch.arange(3), torch.arange(4)])
+    model, arguments = small_llama(attention_dropout=0.1), packed_arguments([torch.arange(3), torch.arange(4)])
     with pytest.raises(ModelError, match=r"dropout=0\.1"):
         model.train()(**arguments)
     model.eval()(**arguments)
@@ -63,7 +48,7 @@ def test_a_model_with_attention_dropout_is_refused_in_training():
 
 
 def test_one_row_without_bounds_between_sequences_leaks_and_is_refused():
-    model = tiny_llama("sdpa")
+    model = small_llama("sdpa")
     forward = model.forward
     model.forward = lambda **arguments: forward(input_ids=arguments["input_ids"])
     with pytest.raises(ModelError, match=r"model type llama: .* moved logits of another"):
@@ -72,7 +57,7 @@ def test_one_row_without_bounds_between_sequences_leaks_and_is_refused():
 
 def test_a_model_that_carries_state_along_the_row_is_refused():
     # as linear attention does
-    model = after_decoder(tiny_llama(), lambda hidden: hidden + 1e-3 * hidden.cumsum(1))
+    model = after_decoder(small_llama(), lambda hidden: hidden + 1e-3 * hidden.cumsum(1))
     with pytest.raises(ModelError, match="cannot be trained on packed sequences"):
         assert_isolated(model)
 
@@ -87,7 +72,7 @@ def test_a_completion_that_reaches_its_sibling_is_refused():
         return hidden
 
     with pytest.raises(ModelError, match="moved logits of another"):
-        assert_isolated(after_decoder(tiny_llama(), leak))
+        assert_isolated(after_decoder(small_llama(), leak))
 
 
 def test_a_completion_that_its_prompt_does_not_reach_is_refused():
@@ -97,12 +82,12 @@ def test_a_completion_that_its_prompt_does_not_reach_is_refused():
         return hidden
 
     with pytest.raises(ModelError, match="left some of its own logits as they were"):
-        assert_isolated(after_decoder(tiny_llama(), lose_prompt))
+        assert_isolated(after_decoder(small_llama(), lose_prompt))
 
 
 def test_layers_that_start_afresh_at_each_segment_are_refused():
     """A running mean that knows where segments begin isolates them, yet a completion loses its prompt there."""
-    model = tiny_llama()
+    model = small_llama()
     bounds = []
     model.model.register_forward_pre_hook(
         lambda module, arguments, options: bounds.append(options["cu_seq_lens_q"].tolist()), with_kwargs=True

@@ -11,27 +11,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from tiny_models import SMALL, VARLEN
 from towline.storage.errors import ModelError
-from towline.trainer.attention import NAME, batch_arguments, register_varlen_attention
+from towline.trainer.attention import batch_arguments
 from towline.trainer.isolation import assert_isolated, assert_rows_isolated
 from towline.trainer.packing import TokenSequence, pack, pack_pieces
 from towline.trainer.packing_rows import pad_rows
 from towline.trainer.policy import Policy, load_policy
 
-register_varlen_attention()
-
-SMALL = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SPECIAL_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 LINEAR = {
     "linear_num_value_heads": 2,
@@ -105,7 +93,7 @@ MODELS = {
 
 def tiny(kind, implementation=None):
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind.split()[0], **{**SMALL, **OPTIONS.get(kind, {})})
+    config = AutoConfig.for_model(kind.split()[0], **{**SMALL, **SPECIAL_TOKENS, **OPTIONS.get(kind, {})})
     return AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
 
 
@@ -136,7 +124,7 @@ def test_a_model_is_accepted_or_refused_for_its_reason(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
 def test_experts_hide_no_leak(kind):
     """One of the size of rounding, for which moved logits would be too coarse."""
-    model = tiny(kind, NAME)
+    model = tiny(kind, VARLEN)
     assert_isolated(model)
     model.model.norm.register_forward_hook(lambda module, arguments, hidden: hidden + 1e-9 * hidden.cumsum(1))
     with pytest.raises(ModelError, match=r"have a gradient of .* by tokens of another, expected exactly 0"):
@@ -235,7 +223,7 @@ def test_the_default_cache_of_transformers_leaks_and_is_never_made(monkeypatch):
         model(input_ids=changed)
     for implementation, batches in {
         "sdpa": [pack(sequences), pad_rows(sequences), pack([])],
-        NAME: [pack(sequences), pack_pieces([sequences[:1] * 2])],
+        VARLEN: [pack(sequences), pack_pieces([sequences[:1] * 2])],
     }.items():
         for mode in (True, False):
             policy = Policy(tiny("llama", implementation), 1.0).train(mode)

@@ -4,16 +4,13 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from towline.trainer.attention import register_varlen_attention
+from tiny_models import VARLEN, small_llama
 from towline.trainer.losses import policy_loss
 from towline.trainer.normaliser import loss_totals, token_weights
 from towline.trainer.packing import TokenSequence, pack, pack_pieces
 from towline.trainer.packing_plan import cut_into_pieces, plan_packing
 from towline.trainer.policy import Policy, load_policy
-
-NAME = register_varlen_attention()
 
 # --- the arrays --------------------------------------------------------------------------------------------------
 
@@ -135,13 +132,8 @@ MODELS = {
 }
 
 
-def tiny_llama(kind, implementation=NAME):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, head_dim=32,
-        max_position_embeddings=64, attn_implementation=implementation, initializer_range=0.06, **MODELS[kind],
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+def tiny_llama(kind, attention=VARLEN):
+    return small_llama(attention, initializer_range=0.06, **MODELS[kind])
 
 
 class Data:

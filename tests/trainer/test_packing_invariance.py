@@ -5,16 +5,14 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from towline.trainer.attention import register_varlen_attention
+from tiny_models import VARLEN, small_llama
 from towline.trainer.packing import TokenSequence
 from towline.trainer.packing_rows import lay_out
 from towline.trainer.packing_step import plan_step
 from towline.trainer.policy import Policy
 
-NAME = register_varlen_attention()
 TOLERANCE = 1e-10
 GROUPS = [(5, [31, 4, 18, 18]), (9, [2, 40, 11, 1]), (1, [25, 7]), (12, [3, 3, 60])]
 """Tokens of the prompt, and of its completions."""
@@ -32,13 +30,8 @@ class Float64Norm(torch.nn.Module):
         return self.weight * torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], eps=self.eps)
 
 
-def policy(implementation=NAME):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.06, attn_implementation=implementation,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).double()
+def policy(attention=VARLEN):
+    model = small_llama(attention, max_position_embeddings=128, initializer_range=0.06).double()
     for name, module in list(model.named_modules()):
         if isinstance(module, LlamaRMSNorm):
             model.set_submodule(name, Float64Norm(module))
@@ -61,7 +54,7 @@ class Data:
 
     def run(self, micro_batches, *, is_padded=False):
         """Log-probs of each sequence, the loss and its gradient; micro-batches as lists of pieces of indices."""
-        model = policy("sdpa" if is_padded else NAME)
+        model = policy("sdpa" if is_padded else VARLEN)
         logprobs, total = {}, 0.0
         for pieces in micro_batches:
             batch = lay_out([[self.sequences[index] for index in piece] for piece in pieces], is_padded=is_padded)

@@ -1,15 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tiny_models import VARLEN, small_llama
 from towline.storage.errors import ModelError
-from towline.trainer.attention import batch_arguments, register_varlen_attention
+from towline.trainer.attention import batch_arguments
 from towline.trainer.packing import TokenSequence, pack
 from towline.trainer.packing_rows import PADDING_TOKEN, lay_out, pad_rows
 from towline.trainer.policy import Policy
-
-NAME = register_varlen_attention()
 
 
 def sequence(*token_ids, prompt):
@@ -66,15 +64,8 @@ def test_a_model_gets_rows_without_mask_bounds_or_cache():
     assert arguments == {"attention_mask": None, "use_cache": False}
 
 
-def tiny_llama(implementation):
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=64, attn_implementation=implementation,
-            initializer_range=0.06,
-        )
-    )  # fmt: skip
+def tiny_llama(attention):
+    return small_llama(attention, initializer_range=0.06)
 
 
 def losses_and_gradient(policy, batches, upstream):
@@ -96,11 +87,11 @@ def test_loss_and_gradient_of_buckets_equal_packed_ones(implementation):
     buckets = [sequences[:4], sequences[4:7], sequences[7:], []]
     weights = [torch.randn(sum(len(item.token_ids) - 4 for item in bucket)) for bucket in buckets]
     found = losses_and_gradient(Policy(tiny_llama(implementation), 1.0), map(pad_rows, buckets), weights)
-    wanted = losses_and_gradient(Policy(tiny_llama(NAME), 1.0), [pack(sequences)], [torch.cat(weights)])
+    wanted = losses_and_gradient(Policy(tiny_llama(VARLEN), 1.0), [pack(sequences)], [torch.cat(weights)])
     assert found[0] == pytest.approx(wanted[0], rel=1e-5)
     assert (found[1] - wanted[1]).norm() <= 1e-5 * wanted[1].norm()
 
 
 def test_an_attention_for_packed_rows_refuses_padded_ones():
     with pytest.raises(ModelError, match=r'trainer\.packing = "buckets"'):
-        Policy(tiny_llama(NAME), 1.0)(pad_rows(THREE))
+        Policy(tiny_llama(VARLEN), 1.0)(pad_rows(THREE))

@@ -15,10 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from launches import wait_for_all
 from scored_groups import completion, scored_group
+from tiny_models import sharded_llama
 from towline.storage.errors import ModelError
 from towline.trainer import int8
 from towline.trainer.config import TrainerConfig
@@ -33,21 +34,10 @@ LAUNCH_TIMEOUT_S = 500
 STEPS, EVERY, SAVED = 6, 2, (2, 3)
 
 
-def tiny_llama(seed):
-    """As test_deepspeed_engine's: ZeRO-3 shards its embeddings and MLP always, and keeps the rest whole after use."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=1600, hidden_size=64, intermediate_size=1600, num_hidden_layers=2, num_attention_heads=2,
-        head_dim=32, num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True,
-        initializer_range=0.06,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    tiny_llama(0).save_pretrained(folder)
+    sharded_llama(0).save_pretrained(folder)
     return folder
 
 
@@ -184,7 +174,7 @@ def launch(phase, ranks, folder, address):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
-    tiny_llama(0).save_pretrained(folder / "start")
+    sharded_llama(0).save_pretrained(folder / "start")
     word_tokenizer().save_pretrained(folder / "start")
     (folder / "groups.pkl").write_bytes(pickle.dumps([step_groups(step) for step in range(STEPS)]))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
