@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from towline.storage.errors import NumericsError
 from towline.trainer.config import TrainerConfig
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.inner_step import InnerStep
@@ -117,6 +118,9 @@ def kl_penalties(
 
     Returns:
         By (group, member), of all ranks. Negative where the reference likes the completion better than the old policy.
+
+    Raises:
+        NumericsError: one is not finite. A reward of NaN would be taken for a grade that failed.
     """
     places = {
         (sequence.group, sequence.member): place
@@ -132,4 +136,11 @@ def kl_penalties(
                 sequence = inner.sequences[index]
                 sums[places[sequence.group, sequence.member]] = k1_N[end - length : end].sum()
     dist.all_reduce(sums)
+    if broken := [key for key, place in places.items() if not sums[place].isfinite()]:
+        raise NumericsError(
+            f"the KL of {len(broken)} of {len(places)} completions to the reference is not finite, first that of "
+            f"completion {broken[0][1]} of group {broken[0][0]} ({sums[places[broken[0]]]:g} nats); expected finite "
+            "log-probs of engine, policy and reference. Look at the weights of policy.model and at the completion: "
+            "towline samples"
+        )
     return {key: kl_beta * sums[place].item() for key, place in places.items()}

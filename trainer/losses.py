@@ -131,12 +131,13 @@ def engine_correction(old_logprobs_T: Tensor, rollout_logprobs_T: Tensor, *, low
 
     Without `low` it is truncated, min(weight, high): TIS (Yao et al. 2025, "Your efficient RL framework secretly brings
     you off-policy RL training"). With `low` a token outside [low, high] gets 0: IcePop (Ling team 2025, "Small leak can
-    sink a great ship").
+    sink a great ship"). NaN stays NaN.
     """
     weight_T = importance_ratio(old_logprobs_T, rollout_logprobs_T)
     if low is None:
         return weight_T.clamp(max=high)
-    return torch.where((weight_T >= low) & (weight_T <= high), weight_T, torch.zeros_like(weight_T))
+    # Asked this way round, since a comparison with NaN is false: what is broken must not count as masked.
+    return torch.where((weight_T < low) | (weight_T > high), torch.zeros_like(weight_T), weight_T)
 
 
 def mismatch(policy_logprobs_T: Tensor, rollout_logprobs_T: Tensor, mask_T: Tensor) -> tuple[Tensor, Tensor]:

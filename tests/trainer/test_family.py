@@ -133,6 +133,17 @@ def test_engine_correction_by_hand():
     assert engine_correction(old, rollout, low=0.8, high=6.0).tolist() == pytest.approx([1, 5, 0, 0])
 
 
+@pytest.mark.parametrize("low", [None, 0.5])
+@pytest.mark.parametrize("broken", ["old", "rollout"])
+def test_a_broken_logprob_is_no_masked_token(broken, low):
+    # G3-18: NaN is outside every bound and inside none
+    logprobs = {"old": torch.tensor([-1.0, -1.0]), "rollout": torch.tensor([-1.0, -1.0])}
+    logprobs[broken][1] = math.nan
+    first, second = engine_correction(logprobs["old"], logprobs["rollout"], low=low, high=2.0)
+    assert first == 1
+    assert second.isnan()
+
+
 def test_recomputed_with_the_same_policy_is_rollout(policy, old, advantages):
     """Where the trainer's old log-probs are the engine's, the weight is 1 and nothing changes."""
     correction = engine_correction(old, old, low=None, high=2.0)
