@@ -112,11 +112,11 @@ def take_inner_steps(
     """Train on one step's groups: `inner_epochs` times over `minibatches` optimiser steps.
 
     Raises:
-        RewardError: no group has two scored completions; nothing was changed.
+        RewardError: no group has two scored completions, or all were cut and are masked; nothing was changed.
     """
     sequences = _sequences(groups, config)
     if not sequences:
-        raise RewardError(_why_nothing_can_be_compared(groups, step))
+        raise RewardError(_why_nothing_is_left(groups, step, masks_truncated=config.masks_truncated))
     inner_steps = [
         _plan_inner_step(part, config, engine.policy)
         for part in _minibatches(sequences, config.minibatches, seed=seed, step=step)
@@ -221,8 +221,16 @@ def _minibatches(
         yield [sequence for sequence in sequences if sequence.group in members]
 
 
-def _why_nothing_can_be_compared(groups: Sequence[ScoredGroup], step: int) -> str:
+def _why_nothing_is_left(groups: Sequence[ScoredGroup], step: int, *, masks_truncated: bool) -> str:
     completions = [completion for scored in groups for completion in scored.group.completions]
+    num_cut = sum(completion.finish_reason is FinishReason.LENGTH for completion in completions)
+    if masks_truncated and num_cut:
+        return (
+            f"step {step}: nothing to train on: of {len(completions)} completions {num_cut} were cut at "
+            "rollout.max_completion_tokens and are left out (trainer.masks_truncated); the others have no score or "
+            "none to be compared with. Raise rollout.max_completion_tokens or set trainer.masks_truncated = false; "
+            f"the completions are in the ledger: towline samples --step {step}."
+        )
     scores = [score for scored in groups for score in scored.scores]
     failed = [score for score in scores if np.isnan(score.total)]
     num_aborted = sum(completion.finish_reason is FinishReason.ABORTED for completion in completions)
