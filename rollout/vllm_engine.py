@@ -6,6 +6,7 @@ In-process, because weights may only change between two steps and every token mu
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,7 @@ class VllmEngine:
         while True:
             for output in self._advance():
                 if output.request_id == "score" and output.finished:
-                    entries = output.prompt_logprobs[1:]
-                    return [entry[token].logprob for entry, token in zip(entries, token_ids[1:], strict=True)]
+                    return sampled_logprobs(output.prompt_logprobs[1:], token_ids[1:])
 
     def reset_cache(self) -> None:
         if not self._engine.reset_prefix_cache():
@@ -181,10 +181,7 @@ class VllmEngine:
                 continue
             delta = output.outputs[0]
             partial.token_ids += delta.token_ids
-            # By token id: the first entry of the map is not always the sampled token.
-            partial.logprobs += [
-                entry[token].logprob for entry, token in zip(delta.logprobs, delta.token_ids, strict=True)
-            ]
+            partial.logprobs += sampled_logprobs(delta.logprobs, delta.token_ids)
             partial.versions += [self.version] * len(delta.token_ids)
             if output.finished:
                 self._finished.append(self._take(output.request_id, _FINISH_REASONS[delta.finish_reason]))
@@ -199,6 +196,15 @@ class VllmEngine:
             versions=partial.versions,
             finish_reason=finish_reason,
         )
+
+
+def sampled_logprobs(entries: Sequence[Mapping[int, Any]], token_ids: Sequence[int]) -> list[float]:
+    """One log-prob for each token, found by its id: the first entry of vLLM's map may be the likeliest token instead.
+
+    Args:
+        entries: for each place, token id → what vLLM says of it (its `Logprob`).
+    """
+    return [entry[token].logprob for entry, token in zip(entries, token_ids, strict=True)]
 
 
 def _set_environment(kv_cache_gib: int, threads: int) -> None:

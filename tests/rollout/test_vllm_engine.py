@@ -26,7 +26,7 @@ from towline.jobs.probe import Probe, probe_tokens
 from towline.jobs.store_handle import StoreHandle
 from towline.rollout.engine import Generated, GenerationRequest
 from towline.rollout.transfer_group import Membership, TransferGroup
-from towline.rollout.vllm_engine import VllmEngine
+from towline.rollout.vllm_engine import VllmEngine, sampled_logprobs
 from towline.storage.errors import ProbeError, TransferError
 from towline.storage.weight_stream import JoinRequest, StreamHeader, TensorMeta
 
@@ -203,6 +203,20 @@ def drain(engine: VllmEngine) -> dict[str, Generated]:
     return {one.request_id: one for one in finished}
 
 
+def test_a_logprob_is_looked_up_by_its_token_whatever_comes_first():
+    # case G3-16: the likeliest token stands first
+    from vllm.logprobs import Logprob
+
+    entries = [
+        {12: Logprob(logprob=-0.7, rank=1), 385: Logprob(logprob=-4.2, rank=9)},
+        {385: Logprob(logprob=-3.1, rank=5), 12: Logprob(logprob=-0.2, rank=1)},
+    ]
+    assert sampled_logprobs(entries, [385, 385]) == [-4.2, -3.1]
+    with pytest.raises(ValueError, match="longer"):
+        sampled_logprobs(entries[:1], [385, 385])
+
+
+# case G3-14: at the temperature of the request
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_equal_teacher_forcing(engine: VllmEngine, twin: Twin, text: list[int], temperature: float):
     twin.become(engine.version)
