@@ -24,7 +24,7 @@ from deepspeed.utils import safe_get_full_grad
 from torch import Tensor
 
 from towline.jobs.rendezvous import find_world
-from towline.storage.errors import RewardError
+from towline.storage.errors import NumericsError, RewardError
 from towline.trainer.config import TrainerConfig
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.fused_loss import TokenLoss
@@ -36,6 +36,8 @@ from towline.trainer.reference import Reference
 
 TEMPERATURE = 0.7
 STAGES = (0, 1, 2, 3)
+MICRO_BATCHES = {1: 4096, 2: 90, 4: 48}
+"""Of one rank: tokens that fit into each. Of two ranks half as many."""
 FAMILY: dict[str, dict[str, Any]] = {
     "gspo": {"ratio": "sequence", "normaliser": "sequence", "clip": 0.02, "clip_high": 0.04},
     "cispo": {"surrogate": "cispo", "clip": 0.1},
@@ -45,7 +47,14 @@ FAMILY: dict[str, dict[str, Any]] = {
     "masked": {"old": "recomputed", "correction": "masked", "correction_low": 0.9, "correction_high": 1.2},
     "unbiased": {"kl_estimator": "k3_unbiased"},
 }
+DAPO = {"clip_high": 0.28, "masks_truncated": True, "kl_beta": 0.0}
 """Members of the family by their settings."""
+NOT_FINITE: dict[str, dict[str, Any]] = {
+    "in the ratio": {},
+    "in the correction": {"old": "recomputed", "correction": "masked"},
+    "in the reward": {"kl_place": "reward"},
+}
+"""Where a log-prob of the engine that is NaN gets to."""
 Arrays = dict[str, np.ndarray]
 
 
@@ -234,16 +243,17 @@ class Scenarios:
             found |= {f"resumed/{step}/{name}": array for name, array in resumed.weights().items()}
         return norms | {"client_state": state["step"]}, found
 
-    def nothing_scored(self, groups: str):
-        config = self.config(zero_stage=2)
+    def refused(self, groups: str, **settings: Any):
+        """What a step that cannot be trained on says, on this rank, and how far it moved the weights."""
+        config = self.config(zero_stage=2, **settings)
         engine = self.engine("tied", config)
         before = engine.weights()
         try:
-            self.inner_steps(engine, None, config, groups, step=7)
-        except RewardError as error:
+            self.inner_steps(engine, self.reference("other", config), config, groups, step=7)
+        except (NumericsError, RewardError) as error:
             after = engine.weights()
             moved = max(np.abs(after[name] - before[name]).max() for name in before)
-            return {"error": str(error), "moved": float(moved)}, {}
+            return {"error": f"{type(error).__name__}: {error}", "moved": float(moved)}, {}
         return {"error": None}, {}
 
 
@@ -263,11 +273,18 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
         yield f"{normaliser}-zero2", lambda n=normaliser: s.one_step(normaliser=n, zero_stage=2)
     for member, settings in FAMILY.items():
         yield f"{member}-zero2", lambda s_=settings: s.one_step(zero_stage=2, **s_)
+    yield "cut-zero2", lambda: s.one_step(groups="cut", zero_stage=2, **DAPO)
+    for number, max_tokens in MICRO_BATCHES.items():
+        yield f"accumulation-{number}", lambda t=max_tokens: s.one_step(zero_stage=2, max_tokens_per_microbatch=t)
     if num_ranks == 1:
         return
     for member, settings in FAMILY.items():
         yield f"{member}-zero3", lambda s_=settings: s.one_step(zero_stage=3, **s_)
         yield f"{member}-micro", lambda s_=settings: s.one_step(zero_stage=2, max_tokens_per_microbatch=32, **s_)
+    yield "shuffled-zero2", lambda: s.one_step(groups="shuffled", zero_stage=2)
+    yield "equal-clips-zero2", lambda: s.one_step(zero_stage=2, clip_high=0.2, masks_truncated=True)
+    for old in ("rollout", "recomputed"):
+        yield f"on-policy-{old}", lambda o=old: s.one_step(groups="on-policy", zero_stage=2, kl_beta=0.0, old=o)
     for stage in STAGES:
         yield f"micro-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, max_tokens_per_microbatch=32)
         yield f"buckets-zero{stage}", lambda z=stage: s.one_step(zero_stage=z, packing="buckets")
@@ -296,8 +313,11 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
             lambda z=stage: s.one_step(zero_stage=z, precision="bfloat16", make=TwoPassEngine),
         )
     yield "perturbed-bfloat16-zero3", lambda: s.perturbed("tied", "bfloat16", 3)
-    yield "failed", lambda: s.nothing_scored("failed")
-    yield "single", lambda: s.nothing_scored("single")
+    yield "failed", lambda: s.refused("failed")
+    yield "single", lambda: s.refused("single")
+    yield "all-cut", lambda: s.refused("all-cut", masks_truncated=True)
+    for name, settings in NOT_FINITE.items():
+        yield f"nan-{name}", lambda s_=settings: s.refused("nan", **s_)
 
 
 @contextmanager

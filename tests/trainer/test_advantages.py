@@ -47,8 +47,13 @@ def test_equal_float32_rewards_give_exactly_zero():
     ],
 )
 def test_a_failed_score_is_left_out_and_gets_zero(rewards, expected):
-    # G3-04
+    # G3-04; which completions are masked, see test_rollout_batch
     np.testing.assert_allclose(advantages(*rewards), expected, atol=1e-5)
+
+
+def test_none_is_a_failed_score_too():
+    # G3-04
+    np.testing.assert_array_equal(advantages(1, None, 0, 1), advantages(1, NAN, 0, 1))
 
 
 @pytest.mark.parametrize("rewards", [[1], [NAN, NAN], [1, NAN], [NAN, NAN, 0.5]])
@@ -123,6 +128,20 @@ def test_a_dropped_group_takes_no_part_in_the_others():
     with_dropped = step([1, 0], [NAN, 100.0], baseline="batch", scale="batch_std")
     np.testing.assert_array_equal(with_dropped[0], alone[0])
     assert with_dropped[1] is None
+
+
+@pytest.mark.parametrize(
+    ("baseline", "scale"), [("group", "std"), ("group", "batch_std"), ("leave_one_out", "none"), ("batch", "batch_std")]
+)
+def test_the_order_of_groups_and_of_their_completions_does_not_matter(baseline, scale):
+    rng = np.random.default_rng(0)
+    groups = [rng.normal(size=size) for size in (8, 2, 5)]
+    wanted = step_advantages(groups, baseline=baseline, scale=scale)
+    orders = [rng.permutation(len(group)) for group in groups]
+    places = [2, 0, 1]
+    found = step_advantages([groups[place][orders[place]] for place in places], baseline=baseline, scale=scale)
+    for place, advantages in zip(places, found, strict=True):
+        np.testing.assert_allclose(advantages, wanted[place][orders[place]], rtol=1e-10)
 
 
 def test_groups_of_other_scale_do_not_meet_by_default():

@@ -2,6 +2,8 @@
 may change, and that a checkpoint goes on to the bit. deepspeed_worker.py runs it all, in one launch for each number of
 ranks; the tests compare what it found."""
 
+import copy
+import dataclasses
 import json
 import os
 import pickle
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TEMPERATURE, BETA, CLIP, LEARNING_RATE, MAX_NORM = 0.7, 0.1, 0.2, 1e-3, 0.5
 STAGES = (0, 1, 2, 3)
+MICRO_BATCHES = {1: 4096, 2: 90, 4: 48}
 WORKER = Path(__file__).parent / "deepspeed_worker.py"
 LAUNCH_TIMEOUT_S = 500
 
@@ -44,8 +47,12 @@ def padded_logprobs(model, sequences):
     ]
 
 
-def random_groups(model, lengths, *, seed=0):
-    """Old log-probs are the model's own with noise, so that some ratios are clipped."""
+def random_groups(model, lengths, *, seed=0, noise=0.15, longest=None):
+    """Old log-probs are the model's own with noise, so that some ratios are clipped.
+
+    Args:
+        longest: completions of as many tokens count as cut.
+    """
     rng = np.random.default_rng(seed)
     groups = []
     for row, (prompt_length, completion_lengths) in enumerate(lengths):
@@ -54,7 +61,11 @@ def random_groups(model, lengths, *, seed=0):
         with torch.no_grad():
             own = padded_logprobs(model, [(prompt, ids) for ids in token_ids])
         completions = [
-            completion(ids, logprobs.numpy() + rng.normal(0, 0.15, len(ids)))
+            completion(
+                ids,
+                logprobs.numpy() + rng.normal(0, noise, len(ids)),
+                finish_reason=FinishReason.LENGTH if len(ids) == longest else FinishReason.STOP,
+            )
             for ids, logprobs in zip(token_ids, own, strict=True)
         ]
         groups.append(scored_group(prompt, completions, rng.random(len(completions)).round(1), row=row))
@@ -64,6 +75,24 @@ def random_groups(model, lengths, *, seed=0):
 LENGTHS = [(3, [9, 2, 17, 12]), (7, [2, 15, 4, 11]), (5, [8, 8, 8, 14]), (4, [17, 1, 6, 10])]
 THREE = [(3, [9, 12, 7])]
 """No two of which fit into 16 tokens: the second of two ranks gets an empty micro-batch."""
+
+
+def shuffled(groups):
+    """The groups backwards, and their completions."""
+    return [
+        dataclasses.replace(
+            scored,
+            group=dataclasses.replace(scored.group, completions=scored.group.completions[::-1]),
+            scores=scored.scores[::-1],
+        )
+        for scored in reversed(groups)
+    ]
+
+
+def with_a_broken_logprob(groups):
+    broken = copy.deepcopy(groups)
+    broken[1].group.completions[2].logprobs[1] = NAN
+    return broken
 
 
 def failed_groups(*, one_scored):
@@ -91,6 +120,11 @@ def groups(models):
         "tied": random_groups(models["tied"], LENGTHS),
         "untied": random_groups(models["untied"], LENGTHS),
         "three": random_groups(models["tied"], THREE),
+        "cut": random_groups(models["tied"], LENGTHS, longest=17),
+        "on-policy": random_groups(models["tied"], LENGTHS, noise=0.0),
+        "shuffled": shuffled(random_groups(models["tied"], LENGTHS)),
+        "nan": with_a_broken_logprob(random_groups(models["tied"], LENGTHS)),
+        "all-cut": random_groups(models["tied"], [(3, [5, 5]), (4, [5, 5])], longest=5),
         "failed": failed_groups(one_scored=False),
         "single": failed_groups(one_scored=True),
     }
@@ -201,6 +235,14 @@ def rloo(logprobs, rollout, other, advantage):
     return clipped_surrogate(logprobs, rollout, advantage)
 
 
+def dapo(logprobs, rollout, other, advantage):
+    return clipped_surrogate(logprobs, rollout, advantage, high=0.28)
+
+
+def reinforce(logprobs, rollout, other, advantage):
+    return -advantage * logprobs
+
+
 def recomputed(logprobs, rollout, other, advantage):
     old = logprobs.detach()
     weight = torch.exp(old - rollout).clamp(max=1.1)
@@ -244,7 +286,7 @@ PLAIN = {
 """Each member as a person would write it: advantages of all groups, and the loss of a completion's tokens."""
 
 
-def padded_step(model, reference, groups, member=(group_relative, grpo), *, kl_in_reward=False):
+def padded_step(model, reference, groups, member=(group_relative, grpo), *, kl_in_reward=False, masks_cut=False):
     """The same training step in a few lines of torch: padded, one process, no DeepSpeed."""
     compare, token_loss = member
     model.requires_grad_(True)
@@ -259,8 +301,12 @@ def padded_step(model, reference, groups, member=(group_relative, grpo), *, kl_i
         taken = [(old - other).sum().item() if kl_in_reward else 0.0 for _, old, other in everything[-1]]
         rewards.append(np.array([item.total for item in scored.scores]) - BETA * np.array(taken))
     total, kl, num_tokens, num_completions = 0.0, 0.0, 0, 0
-    for of_group, advantages in zip(everything, compare(rewards), strict=True):
-        for (logprobs, rollout, other), advantage in zip(of_group, advantages, strict=True):
+    for scored, of_group, advantages in zip(groups, everything, compare(rewards), strict=True):
+        for item, (logprobs, rollout, other), advantage in zip(
+            scored.group.completions, of_group, advantages, strict=True
+        ):
+            if masks_cut and item.finish_reason is FinishReason.LENGTH:
+                continue
             total = total + token_loss(logprobs, rollout, other, advantage).sum()
             kl += k3(logprobs, other).sum().item()
             num_tokens += len(logprobs)
@@ -345,6 +391,50 @@ def test_every_member_of_the_family_is_what_a_few_plain_lines_compute(found, mod
     assert values["loss/policy"] == pytest.approx(wanted["loss"], rel=1e-5, abs=1e-7)
     assert values["loss/gradient_norm"] == pytest.approx(wanted["norm"], rel=1e-5)
     assert largest_difference(arrays, gradients, "gradient") < 1e-5
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_completions_that_were_cut_are_compared_with_and_are_in_neither_part_of_the_loss(found, models, groups, ranks):
+    # G3-08
+    wanted, gradients = padded_step(
+        models["tied"], models["other"], groups["cut"], (group_relative, dapo), masks_cut=True
+    )  # fmt: skip
+    values, arrays = found.values("cut-zero2", ranks), found.arrays("cut-zero2", ranks)
+    # two completions of 17 tokens
+    assert values["tokens/loss"] == wanted["tokens"] == found.values("tied-zero2")["tokens/loss"] - 34
+    assert values["loss/policy"] == pytest.approx(wanted["loss"], rel=1e-5)
+    assert largest_difference(arrays, gradients, "gradient") < 1e-5
+
+
+def test_on_policy_grpo_has_the_gradient_of_reinforce_with_the_groups_baseline(found, models, groups):
+    _, gradients = padded_step(models["tied"], models["other"], groups["on-policy"], (group_relative, reinforce))
+    assert found.values("on-policy-rollout")["loss/clipped"] == 0
+    assert largest_difference(found.arrays("on-policy-rollout"), gradients, "gradient") < 1e-5
+
+
+def test_recomputed_logprobs_that_are_the_engines_give_what_the_engines_give(found):
+    names = ("on-policy-recomputed", "on-policy-rollout")
+    assert_same_step(*((found.values(name), found.arrays(name)) for name in names))
+
+
+def test_dapo_with_equal_clips_and_nothing_cut_is_grpo(found):
+    assert found.values("equal-clips-zero2")["loss/clipped"] > 0
+    assert_same_bits(found.arrays("equal-clips-zero2"), found.arrays("tied-zero2"))
+
+
+def test_the_order_of_groups_and_of_their_completions_changes_nothing(found):
+    name, usual = "shuffled-zero2", "tied-zero2"
+    assert_same_step((found.values(name), found.arrays(name)), (found.values(usual), found.arrays(usual)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_no_number_of_accumulated_micro_batches_changes_anything(found, number, ranks):
+    name, usual = f"accumulation-{number}", "tied-zero2"
+    values = found.values(name, ranks)
+    rows = values["tokens/trained"] / (values["tokens/fill"] * MICRO_BATCHES[number])
+    assert rows == pytest.approx(number if ranks == 1 else max(2, number))
+    assert_same_step((values, found.arrays(name, ranks)), (found.values(usual), found.arrays(usual)))
 
 
 def test_what_the_corrections_do_is_measured(found, models, groups):
@@ -533,7 +623,7 @@ def test_a_loaded_checkpoint_goes_on_to_the_bit(found, stage, precision):
 def test_a_step_whose_grader_always_failed_is_refused(found):
     values = found.values("failed")
     assert (
-        "step 7: no prompt has two scored completions to compare: of 8 completions 8 could not be scored"
+        "RewardError: step 7: no prompt has two scored completions to compare: of 8 completions 8 could not be scored"
         in (values["error"])
     )
     assert "ValueError: no gold answer" in values["error"]
@@ -544,3 +634,24 @@ def test_a_step_with_single_scored_completions_is_refused(found):
     values = found.values("single")
     assert "of 11 completions 8 could not be scored and 2 were taken back" in values["error"]
     assert values["moved"] == 0.0
+
+
+def test_a_step_of_which_everything_was_cut_is_refused_for_that_reason(found):
+    # G3-08: no division by 0 tokens
+    values = found.values("all-cut")
+    assert "RewardError: step 7: nothing to train on: of 4 completions 4 were cut" in values["error"]
+    assert "trainer.masks_truncated" in values["error"]
+    assert values["moved"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("in the ratio", "step 7: loss nan"),
+        ("in the correction", "step 7: loss nan"),
+        ("in the reward", "the KL of 1 of 16 completions to the reference is not finite"),
+    ],
+)
+def test_a_logprob_that_is_not_a_number_ends_the_step_on_every_rank(found, place, said):
+    # G3-18
+    assert f"NumericsError: {said}" in found.values(f"nan-{place}")["error"]

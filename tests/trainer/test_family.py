@@ -258,6 +258,40 @@ def test_gradcheck_of_what_is_not_clipped(policy, advantages, options):
     )
 
 
+# --- padding and order -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_unbiased"])
+@pytest.mark.parametrize("surrogate", ["clipped", "cispo"])
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_and_the_order_of_tokens_change_nothing(policy, old, advantages, surrogate, estimator, seed):
+    """Tokens are shuffled among as many of weight 0, which hold anything."""
+    torch.manual_seed(seed)
+    places = torch.randperm(2 * NUM_TOKENS)[:NUM_TOKENS]
+    reference = old - 0.4 * torch.rand(NUM_TOKENS, dtype=torch.float64)
+    correction = torch.rand(NUM_TOKENS, dtype=torch.float64)
+
+    def padded(values, filling=math.nan):
+        return torch.full((2 * NUM_TOKENS,), filling, dtype=torch.float64).index_copy(0, places, values)
+
+    def run(policy, old, advantages, weights, reference, correction):
+        output = policy_loss(
+            policy, old, advantages, weights, correction_T=correction, reference_logprobs_T=reference, kl_beta=0.1,
+            surrogate=surrogate, kl_estimator=estimator,
+        )  # fmt: skip
+        return output.loss, output.sums
+
+    given = [old, advantages, weights(), reference, correction]
+    loss, sums = run(policy, *given)
+    shuffled_loss, shuffled_sums = run(
+        padded(policy), *(padded(values, 0.0 if values is given[2] else math.nan) for values in given)
+    )
+    torch.testing.assert_close(shuffled_loss, loss, rtol=1e-10, atol=0)
+    torch.testing.assert_close(shuffled_sums, sums, rtol=1e-10, atol=0)
+    found, wanted = (torch.autograd.grad(value, policy)[0] for value in (shuffled_loss, loss))
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=0)
+
+
 # --- splits ------------------------------------------------------------------------------------------------------
 
 
