@@ -4,6 +4,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from towline.trainer.logprobs import token_logprobs, token_logprobs_and_entropy
+from towline.trainer.losses import mismatch, policy_loss
+from towline.trainer.tripwires import MISMATCH_K3
 
 
 def inputs(num_tokens=11, dim=6, vocab=17, dtype=torch.float64, seed=0):
@@ -42,6 +44,24 @@ def test_value_and_gradients_equal_log_softmax(chunk_tokens, temperature, has_bi
     leaves = [leaf for leaf in (hidden_TD, weight_VD, bias_V) if leaf is not None]
     found, wanted = (torch.autograd.grad(value_T, leaves, upstream_T) for value_T in (found_T, wanted_T))
     torch.testing.assert_close(found, wanted)
+
+
+def test_the_temperature_divides_the_logits_before_they_are_compared():
+    # G3-14: two logits 2 and 0; the head is the identity
+    def logprob(temperature):
+        return token_logprobs(
+            torch.tensor([[2.0, 0.0]]), torch.eye(2), torch.tensor([0]), temperature=temperature
+        )  # fmt: skip
+
+    assert logprob(0.5).item() == pytest.approx(-0.01815, abs=1e-6)
+    assert logprob(1.0).item() == pytest.approx(-0.126928, abs=1e-6)
+    sums = policy_loss(logprob(0.5), logprob(0.5), torch.ones(1), torch.ones(1)).sums
+    assert sums["ratio"].item() == 1
+    # An engine that gives the log-prob of temperature 1: the ratio of a policy that has not moved is not 1.
+    wrong = policy_loss(logprob(0.5), logprob(1.0), torch.ones(1), torch.ones(1)).sums
+    assert wrong["ratio"].item() == pytest.approx(1.114915, abs=1e-5)
+    distance, _ = mismatch(logprob(0.5), logprob(1.0), torch.ones(1, dtype=torch.bool))
+    assert distance.item() > 10 * MISMATCH_K3["float32"]
 
 
 def test_gradcheck():

@@ -148,13 +148,27 @@ def test_what_stands_at_a_token_without_weight_has_no_effect():
         assert all(value.isfinite() for value in output.sums.values())
 
 
-@pytest.mark.parametrize("broken", range(5))
-def test_nan_at_a_loss_token_stays_visible(broken):
+@pytest.mark.parametrize("broken", range(6))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"surrogate": "cispo"},
+        {"ratio_level": "sequence", "lengths": (1,)},
+        {"kl_estimator": "k2"},
+        {"kl_estimator": "k3_unbiased"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_nan_at_a_loss_token_stays_visible(broken, options):
     # G3-18
-    values = [tensor(-1.0), tensor(-1.0), tensor(1.0), tensor(1.0), tensor(-1.0)]
+    values = [tensor(-1.0), tensor(-1.0), tensor(1.0), tensor(1.0), tensor(-1.0), tensor(1.0)]
     values[broken] = tensor(NAN)
-    *positional, reference = values
-    assert policy_loss(*positional, reference_logprobs_T=reference, kl_beta=0.1).loss.isnan()
+    *positional, reference, correction = values
+    loss = policy_loss(
+        *positional, reference_logprobs_T=reference, correction_T=correction, kl_beta=0.1, **options
+    ).loss  # fmt: skip
+    assert loss.isnan()
 
 
 def test_no_loss_token_gives_a_connected_zero():
@@ -199,6 +213,21 @@ def test_k3_is_finite_at_a_large_log_ratio_with_its_gradient():
     assert policy.grad.isfinite().all()
     torch.testing.assert_close(kl[1:], torch.tensor([0.0, 0.306853]), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(policy.grad[1:], torch.tensor([0.0, -1.0]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("distance", [200.0, -200.0])
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_unbiased"])
+def test_a_huge_kl_in_the_loss_stays_finite_in_float32_with_its_gradient(estimator, distance):
+    # G3-17, either way round, and with a ratio that is as far off
+    policy = torch.tensor([-201.0], requires_grad=True)
+    for old in (-201.0, -1.0, -401.0):
+        loss = policy_loss(
+            policy, torch.tensor([old]), torch.ones(1), torch.ones(1),
+            reference_logprobs_T=torch.tensor([-201.0 + distance]), kl_beta=0.04, kl_estimator=estimator,
+        ).loss  # fmt: skip
+        (gradient,) = torch.autograd.grad(loss, policy)
+        assert loss.isfinite()
+        assert gradient.isfinite().all()
 
 
 def test_k3_still_pulls_back_a_policy_far_above_the_reference():
@@ -280,6 +309,18 @@ def test_with_beta_zero_a_broken_reference_is_seen_in_the_sum_alone():
     output = policy_loss(*[tensor(-1.0)] * 4, reference_logprobs_T=tensor(NAN), kl_beta=0.0)
     assert output.loss.isfinite()
     assert output.sums["kl_k3"].isnan()
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_unbiased"])
+def test_a_group_of_equal_rewards_has_the_gradient_of_its_kl_alone(estimator):
+    # G3-01: exactly none with beta = 0
+    policy, old, reference = tensor(-1.0, -0.5, grad=True), tensor(-1.2, -0.4), tensor(-1.5, -0.6)
+    options = {"reference_logprobs_T": reference, "kl_estimator": estimator}
+    loss = policy_loss(policy, old, tensor(0.0, 0.0), tensor(0.5, 0.5), **options).loss
+    assert loss.item() == 0
+    assert (torch.autograd.grad(loss, policy)[0] == 0).all()
+    with_kl = policy_loss(policy, old, tensor(0.0, 0.0), tensor(0.5, 0.5), kl_beta=0.1, **options).loss
+    assert (torch.autograd.grad(with_kl, policy)[0] > 0).all()
 
 
 def test_beta_without_reference_is_refused():

@@ -277,6 +277,16 @@ def test_a_policy_that_does_not_share_prompts_takes_no_pieces_that_do(data):
         packed(Policy(tiny_llama("gqa", "sdpa"), 1.0), WHOLE, data)
 
 
+@torch.no_grad()
+def test_what_a_sequence_is_packed_with_moves_its_bf16_logprobs_by_rounding_only(data):
+    # G3-46: chunks of 1 and of 8 sequences
+    policy = Policy(tiny_llama("gqa").bfloat16(), 1.0)
+    alone = torch.cat([policy(pack([item]))[0] for item in data.sequences[:8]])
+    log_ratio = policy(pack(data.sequences[:8]))[0] - alone
+    assert log_ratio.mean().abs() < 0.005
+    assert ((log_ratio.exp() < 0.9) | (log_ratio.exp() > 1.1)).float().mean() < 0.08
+
+
 def test_gradient_checkpointing_changes_nothing(data, padded):
     policy = Policy(tiny_llama("gqa").train(), 1.0)
     policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -31,6 +31,14 @@ def test_rows_by_hand():
     assert not batch.shares_prompts
 
 
+def test_padding_is_no_target_whatever_the_completion_ends_with():
+    # G3-20: 5, 6 without an end-of-text token (2) beside a longer row, and a completion that ends in the padding token
+    batch = pad_rows([sequence(7, 5, 6, prompt=1), sequence(7, 5, 6, 8, 2, prompt=1), sequence(7, 5, 0, prompt=1)])
+    assert batch.token_ids.tolist() == [7, 5, 6, 0, 0, 7, 5, 6, 8, 2, 7, 5, 0, 0, 0]
+    assert batch.target_ids.tolist() == [5, 6, 5, 6, 8, 2, 5, 0]
+    assert batch.num_completion_tokens == (2, 4, 2)
+
+
 def test_values_of_tokens_lie_as_those_of_a_packed_batch():
     values = [np.array([1.0, 2.0]), np.array([3.0]), np.array([4.0, 5.0])]
     assert pad_rows(THREE).gather(values).tolist() == pack(THREE).gather(values).tolist()

@@ -48,6 +48,7 @@ def test_groups_never_meet():
 
 
 def test_a_failed_score_is_in_neither_the_mean_nor_the_tokens():
+    # G3-04
     group = scored_group([7], [completion([1]), completion([2, 2]), completion([3])], [1.0, NAN, 3.0])
     sequences = training_sequences([group], baseline="group", scale="none")
     assert tokens(sequences) == [[7, 1], [7, 3]]
@@ -119,6 +120,23 @@ def test_metrics_by_hand():
     }
 
 
+def test_failed_scores_do_not_spoil_the_mean_reward():
+    # G3-45
+    metrics = reward_metrics([scored_group([7], [completion([1])] * 5, [0.2, NAN, 0.4, NAN, 0.9])])
+    assert metrics["reward/mean"] == pytest.approx(0.5)
+    assert metrics["reward/failed"] == pytest.approx(2 / 5)
+
+
+@pytest.mark.parametrize("rewards", [[1.0] * 4, [0.1] * 8, [0.5, NAN, 0.5]])
+def test_groups_of_equal_rewards_are_counted_as_useless(rewards):
+    # G3-01
+    groups = [
+        scored_group([7], [completion([1])] * len(rewards), rewards),
+        scored_group([8], [completion([1])] * 2, [0.0, 1.0], row=1),
+    ]
+    assert reward_metrics(groups)["reward/useful_groups"] == 0.5
+
+
 def test_metrics_without_any_score_are_not_numbers():
     metrics = reward_metrics([scored_group([7], [completion([1])] * 2, [NAN, NAN])])
     assert metrics["reward/failed"] == 1.0
@@ -127,7 +145,7 @@ def test_metrics_without_any_score_are_not_numbers():
 
 
 def test_a_truncated_completion_can_be_compared_with_and_not_trained_on():
-    """Masked in the numerator and in the denominator: of two completions of 4 and 2 tokens 2 tokens are left."""
+    """G3-08. Masked in the numerator and in the denominator: of completions of 4 and 2 tokens 2 tokens are left."""
     cut = completion([1, 2, 3, 4], finish_reason=FinishReason.LENGTH)
     group = scored_group([7], [cut, completion([5, 6])], [0, 1])
     (kept,) = training_sequences([group], baseline="group", scale="none", masks_truncated=True)
