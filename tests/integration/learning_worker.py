@@ -1,0 +1,200 @@
+"""One process of real parts, in which members of the GRPO family learn one after the other. Used by `learning.py`.
+
+    python learning_worker.py FOLDER MEMBER:SEED...
+
+vLLM generates, the experiment's rewards grade, `grpo.train` trains on DeepSpeed, and each version travels through the
+real stream to the real receiver. A learning begins with a fresh optimiser and the weights of the model folder, which
+the engine gets as version 0. Left out are the control store, leases, ledger and scorer of a run, which have tests of
+their own.
+"""
+
+import copy
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from integration.learning import MEMBERS, SETTINGS, Learning
+from towline.jobs.experiment import ExperimentConfig, load_experiment
+from towline.jobs.work import Workload, evaluation_work, training_work
+from towline.rollout.rewards.mixture import RewardPart, load_reward, score
+from towline.rollout.sampling import ChunkInFlight, SamplingSettings
+from towline.rollout.tokenizing import PromptTokenizer
+from towline.rollout.transfer_group import Membership, TransferGroup
+from towline.rollout.vllm_engine import VllmEngine
+from towline.storage.records import ChunkId, ScoreStatus
+from towline.storage.run_directory import RunDirectory
+from towline.storage.weight_stream import JoinRequest
+from towline.trainer import grpo
+from towline.trainer.deepspeed_engine import DeepSpeedEngine
+from towline.trainer.policy import load_policy
+from towline.trainer.reference import Reference
+from towline.trainer.rollout_batch import ScoredGroup
+from towline.trainer.weight_publisher import publish_weights
+
+EXPERIMENT = Path(__file__).parents[2] / "jobs" / "experiments" / "tiny-grpo.toml"
+TRANSFER_TIMEOUT_S = 60.0
+CONTEXT_TOKENS = 64
+"""Of this task a prompt and its completion have fewer than 32."""
+
+
+class Sampler:
+    """The engine with what lies before and behind it: prompts to requests, generated tokens to scored groups."""
+
+    def __init__(self, experiment: ExperimentConfig) -> None:
+        self.engine = VllmEngine(
+            experiment.model_folder,
+            precision=experiment.rollout.precision,
+            max_context_tokens=CONTEXT_TOKENS,
+            max_sequences=experiment.rollout.max_sequences,
+        )
+        self._tokenizer = PromptTokenizer(experiment.model_folder, chat=experiment.data.chat)
+
+    def groups(self, work: Workload, seed: int, step: int) -> list[ScoredGroup]:
+        """All chunks of a step at once; in canonical order."""
+        flights = [self._flight(work, seed, chunk, rows) for chunk, rows in work.chunks(step)]
+        for flight in flights:
+            for request in flight.requests():
+                self.engine.submit(request)
+        while self.engine.num_unfinished:
+            for generated in self.engine.step():
+                next(flight for flight in flights if flight.take(generated))
+        parts = [
+            RewardPart(name=one.part_name, weight=one.weight, function=load_reward(one.use, Path()))
+            for one in work.rewards
+        ]
+        return [
+            ScoredGroup(
+                group=group,
+                scores=tuple(score(parts, one.text, group.prompt.answer) for one in group.completions),
+            )
+            for flight in flights
+            for group in flight.groups(self._tokenizer.decode)
+        ]
+
+    def right(self, work: Workload, seed: int, version: int) -> list[bool]:
+        scores = [one for scored in self.groups(work, seed, version) for one in scored.scores]
+        assert all(one.status is ScoreStatus.OK for one in scores), "a grade that failed is no wrong answer"
+        return [one.total == 1.0 for one in scores]
+
+    def _flight(self, work: Workload, seed: int, chunk: ChunkId, rows: tuple[int, ...]) -> ChunkInFlight:
+        prompts = [work.data.prompts[row] for row in rows]
+        return ChunkInFlight(
+            chunk=chunk,
+            prompts=prompts,
+            prompt_token_ids=[self._tokenizer.encode(prompt.text) for prompt in prompts],
+            settings=SamplingSettings(
+                group_size=work.group_size,
+                temperature=work.temperature,
+                max_completion_tokens=work.max_completion_tokens,
+                stop_token_ids=tuple(self._tokenizer.stop_token_ids),
+                seed=seed,
+            ),
+            name=f"{work.name}/{chunk}",
+        )
+
+
+class Publication:
+    """Sends here, while the engine receives in a thread."""
+
+    def __init__(self, sampler: Sampler, store: str) -> None:
+        self._engine = sampler.engine
+        self._receiving = ThreadPoolExecutor(max_workers=1)
+        common: dict[str, Any] = {"store": store, "prefix": "transfer", "size": 2, "backend": "gloo"}
+        joined = self._receiving.submit(self._engine.join, JoinRequest(first_rank=1, **common))
+        self._sender = TransferGroup(Membership(rank=0, **common))
+        joined.result()
+
+    def publish(self, trainer: DeepSpeedEngine, version: int) -> grpo.Metrics:
+        received = self._receiving.submit(self._engine.receive, version, TRANSFER_TIMEOUT_S)
+        sent = publish_weights(
+            trainer, version, sender=self._sender, wire_dtype="float32", timeout_s=TRANSFER_TIMEOUT_S
+        )
+        assert received.result() == sent
+        self._engine.apply(version)
+        return {}
+
+
+class Rollouts:
+    def __init__(self, read: Callable[[int], list[ScoredGroup]]) -> None:
+        self.read = read
+
+
+class Circle:
+    """What all learnings of a process share."""
+
+    def __init__(self, experiment: ExperimentConfig, folder: Path) -> None:
+        self._folder = folder
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        dist.init_process_group("gloo", store=dist.PrefixStore("trainer", store), rank=0, world_size=1)
+        self._sampler = Sampler(experiment)
+        self._publication = Publication(self._sampler, f"127.0.0.1:{store.port}")
+        self._policy = load_policy(
+            experiment.model_folder,
+            temperature=experiment.rollout.temperature,
+            precision=experiment.trainer.precision,
+        )
+
+    def learn(self, member: str, experiment: ExperimentConfig) -> Learning:
+        began = time.process_time()
+        run, seed, config = RunDirectory(self._folder), experiment.seed, experiment.trainer
+        training, held_out = training_work(experiment, run), evaluation_work(experiment, run)
+        assert held_out is not None
+        torch.manual_seed(seed)
+        # A copy: to prove anew that a model can be packed takes as long as a step.
+        trainer = DeepSpeedEngine(copy.deepcopy(self._policy), config)
+        reference = (
+            Reference(experiment.model_folder, config, temperature=experiment.rollout.temperature)
+            if config.kl_beta > 0
+            else None
+        )
+        rows: list[grpo.Metrics] = []
+        self._publication.publish(trainer, 0)
+        before = self._sampler.right(held_out, seed, 0)
+        grpo.train(
+            trainer,
+            reference,
+            config,
+            steps=range(experiment.steps),
+            seed=seed,
+            rollouts=Rollouts(lambda step: self._sampler.groups(training, seed, step)),
+            max_completion_tokens=experiment.rollout.max_completion_tokens,
+            publish=lambda version: self._publication.publish(trainer, version),
+            finish_step=lambda step, metrics: rows.append(metrics),
+            on_progress=lambda phase: None,
+        )
+        after = self._sampler.right(held_out, seed, experiment.steps)
+        return Learning(
+            member=member, seed=seed, before=before, after=after, rows=rows, cpu_s=time.process_time() - began
+        )
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    # DeepSpeed asks for these, though no launcher started us.
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    gc.freeze()
+    circle: Circle | None = None
+    for name in sys.argv[2:]:
+        member, seed = name.split(":")
+        experiment = load_experiment(EXPERIMENT, (*SETTINGS, *MEMBERS[member], f"seed={seed}"))
+        circle = circle or Circle(experiment, folder)
+        (folder / f"{name}.json").write_text(json.dumps(asdict(circle.learn(member, experiment))))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    # As the roles do: threads of a group that is gone can abort the interpreter while it ends.
+    os._exit(0)
