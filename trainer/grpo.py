@@ -116,7 +116,7 @@ def take_inner_steps(
     """
     sequences = _sequences(groups, config)
     if not sequences:
-        raise RewardError(_why_nothing_is_left(groups, step, masks_truncated=config.masks_truncated))
+        raise RewardError(_why_nothing_is_left(groups, config, step))
     inner_steps = [
         _plan_inner_step(part, config, engine.policy)
         for part in _minibatches(sequences, config.minibatches, seed=seed, step=step)
@@ -221,16 +221,14 @@ def _minibatches(
         yield [sequence for sequence in sequences if sequence.group in members]
 
 
-def _why_nothing_is_left(groups: Sequence[ScoredGroup], step: int, *, masks_truncated: bool) -> str:
-    completions = [completion for scored in groups for completion in scored.group.completions]
-    num_cut = sum(completion.finish_reason is FinishReason.LENGTH for completion in completions)
-    if masks_truncated and num_cut:
+def _why_nothing_is_left(groups: Sequence[ScoredGroup], config: TrainerConfig, step: int) -> str:
+    if cut := _sequences(groups, config.model_copy(update={"masks_truncated": False})):
         return (
-            f"step {step}: nothing to train on: of {len(completions)} completions {num_cut} were cut at "
-            "rollout.max_completion_tokens and are left out (trainer.masks_truncated); the others have no score or "
-            "none to be compared with. Raise rollout.max_completion_tokens or set trainer.masks_truncated = false; "
-            f"the completions are in the ledger: towline samples --step {step}."
+            f"step {step}: nothing to train on: the {len(cut)} completions that can be compared were all cut at "
+            "rollout.max_completion_tokens, and trainer.masks_truncated leaves such out. Raise the first or set the "
+            f"second to false; the completions are in the ledger: towline samples --step {step}."
         )
+    completions = [completion for scored in groups for completion in scored.group.completions]
     scores = [score for scored in groups for score in scored.scores]
     failed = [score for score in scores if np.isnan(score.total)]
     num_aborted = sum(completion.finish_reason is FinishReason.ABORTED for completion in completions)
