@@ -8,8 +8,10 @@ from rich.console import Console
 from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.step_lines import Row
 from towline.jobs.supervisor import supervise
+from towline.jobs.work import Workload, training_work
 from towline.launcher.progress import RunProgress
 from towline.storage.errors import InputError, LedgerError
+from towline.storage.ledger import scores_path
 from towline.storage.run_directory import RunDirectory, read_jsonl
 
 LOSS = "loss/policy"
@@ -35,21 +37,29 @@ class StepLosses:
 def replay_run(run: RunDirectory, step: int) -> int:
     """Return 0 when the loss of every replayed step is the live one.
 
+    A step whose rollouts were scored can be replayed although the run did not get through it: what ended it there ends
+    the replay too.
+
     Raises:
-        InputError: the run has not trained that step.
+        InputError: the run has neither trained that step nor all of its scored rollouts.
         RunFault: the replay itself failed.
     """
     live = {row["step"]: row for row in read_jsonl(run.metrics)}
-    if step not in live:
+    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    if step not in live and not _is_recorded(training_work(experiment, run), step):
         trained = f"steps 0 to {max(live)}" if live else "no step"
         raise InputError(f"{run.root.name} has trained {trained}; step {step} cannot be replayed.")
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
     attempt = run.attempts
     with RunProgress(Console(), experiment.steps) as progress:
         supervise(run, experiment, _OnlyPhases(progress), replay_step=step)
     losses = compare_losses(live, read_jsonl(run.logs(attempt) / "replay.jsonl"))
     print("\n".join(table(losses)))
     return 0 if all(one.is_same for one in losses) else 1
+
+
+def _is_recorded(work: Workload, step: int) -> bool:
+    shards = [work.path(chunk) for chunk, _ in work.chunks(step)]
+    return all(shard.exists() and scores_path(shard).exists() for shard in shards)
 
 
 class _OnlyPhases:
@@ -77,13 +87,14 @@ def compare_losses(live: Mapping[int, Row], replayed: Sequence[Row]) -> list[Ste
     if not replayed:
         raise LedgerError("the replay ended without training a step; see its log.")
     return [
-        StepLosses(step=int(row["step"]), live=_loss(live[int(row["step"])]), replayed=_loss(row)) for row in replayed
+        StepLosses(step=int(row["step"]), live=_loss(live.get(int(row["step"]), {})), replayed=_loss(row))
+        for row in replayed
     ]
 
 
 def _loss(row: Row) -> float:
-    """What was not finite is written as null."""
-    value = row[LOSS]
+    """What was not finite is written as null; a step that was not finished has no loss."""
+    value = row.get(LOSS)
     return float("nan") if value is None else value
 
 

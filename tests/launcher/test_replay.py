@@ -1,15 +1,18 @@
 import pytest
 
+from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.supervisor import Outcome
+from towline.jobs.work import training_work
 from towline.launcher import replay as replay_module
 from towline.launcher.cli import command
 from towline.launcher.replay import compare_losses, table
 from towline.storage.errors import LedgerError
+from towline.storage.ledger import scores_path
 from towline.storage.metrics import append_jsonl
 from towline.storage.run_directory import RunDirectory
 
 
-def replay(run: RunDirectory, losses: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> int:
+def replay(run: RunDirectory, losses: dict[int, float], monkeypatch: pytest.MonkeyPatch, step: int = 2) -> int:
     """Replay with the given losses in place of a trainer, which the supervisor gives an attempt of its own."""
 
     def supervise(run: RunDirectory, experiment, observer, *, replay_step: int) -> Outcome:
@@ -20,7 +23,7 @@ def replay(run: RunDirectory, losses: dict[int, float], monkeypatch: pytest.Monk
         return Outcome(status="done", next_step=replay_step + 1)
 
     monkeypatch.setattr(replay_module, "supervise", supervise)
-    return command(["replay", str(run.root), "--step", "2"])
+    return command(["replay", str(run.root), "--step", str(step)])
 
 
 def test_the_same_losses_exit_with_0(
@@ -48,6 +51,21 @@ def test_another_loss_exits_with_1(
 def test_a_step_that_was_not_trained(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["replay", str(run.root), "--step", "9"]) == 2
     assert capsys.readouterr().err == "small-1 has trained steps 0 to 2; step 9 cannot be replayed.\n"
+
+
+def test_a_step_that_ended_the_run_is_replayed_once_its_rollouts_were_scored(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where what ended it is gone, the losses have nothing to agree with."""
+    work = training_work(ExperimentConfig.model_validate_json(run.config.read_text()), run)
+    for chunk, _ in work.chunks(3):
+        for path in (work.path(chunk), scores_path(work.path(chunk))):
+            assert replay(run, {3: 0.2}, monkeypatch, step=3) == 2
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    capsys.readouterr()
+    assert replay(run, {3: 0.2}, monkeypatch, step=3) == 1
+    assert capsys.readouterr().out.splitlines()[1].split() == ["3", "+nan", "+0.20000000", "+nan", "differs"]
 
 
 def test_a_replay_without_a_step_is_an_error() -> None:
