@@ -78,6 +78,8 @@ class LiveTrainer:
             engine_precision=experiment.rollout.precision if experiment.rollout.engine == "vllm" else None,
             has_reference=experiment.trainer.kl_beta > 0,
             kl_beta=experiment.trainer.kl_beta,
+            precision=experiment.trainer.precision,
+            is_exact=engine.device.type == "cpu",
         )
         self.tripwires.recall(read_jsonl(role.run.metrics) if self.is_first_rank else ())
         self.saved: int | None = resume_step

@@ -48,7 +48,7 @@ class DeepSpeedEngine:
         self.policy = policy
         self.zero_stage = config.zero_stage
         self._world_size = dist.get_world_size()
-        optimizer = torch.optim.AdamW(
+        self._adam = torch.optim.AdamW(
             policy.parameters(),
             lr=config.learning_rate,
             betas=config.adam_betas,
@@ -56,7 +56,7 @@ class DeepSpeedEngine:
         )
         # Any: what is behind it depends on the ZeRO stage.
         self._engine: Any = deepspeed.initialize(
-            model=policy, optimizer=optimizer, config=_settings(config), dist_init_required=False
+            model=policy, optimizer=self._adam, config=_settings(config), dist_init_required=False
         )[0]
 
     def forward(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor]:
@@ -80,6 +80,24 @@ class DeepSpeedEngine:
         norm = self._engine.get_global_grad_norm() if own_norm is None else own_norm
         assert norm is not None, "DeepSpeed was not told to leave the norm out"
         return float(norm)
+
+    @contextlib.contextmanager
+    def before_first_step(self) -> Iterator[None]:
+        """A step with learning rate 0 in the block is forgotten after it, to the bit: AdamW begins with moments of 0.
+
+        Its own count of steps need not: DeepSpeed begins with one of empty gradients in bfloat16 without ZeRO. All is
+        put back in place, since DeepSpeed holds on to these tensors.
+        """
+        engine = self._engine
+        assert engine.global_steps == 0, f"{engine.global_steps} optimiser steps were taken, need a fresh start"
+        counts = {parameter: state["step"].clone() for parameter, state in self._adam.state.items()}
+        yield
+        for parameter, state in self._adam.state.items():
+            for value in state.values():
+                value.zero_()
+            if parameter in counts:
+                state["step"].copy_(counts[parameter])
+        engine.global_steps = engine.global_samples = engine.micro_steps = engine.skipped_steps = 0
 
     @torch.no_grad()
     def evaluate(self, batch: PackedBatch) -> Tensor:

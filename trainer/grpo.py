@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from towline.storage.errors import NumericsError, RewardError
+from towline.storage.errors import RewardError
 from towline.storage.records import FinishReason
 from towline.trainer.config import TrainerConfig
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
@@ -33,11 +33,13 @@ from towline.trainer.inner_step import InnerStep
 from towline.trainer.losses import mismatch
 from towline.trainer.micro_batch_loss import MicroBatchLoss, forward_with_loss, micro_batch_loss
 from towline.trainer.normaliser import loss_totals
+from towline.trainer.not_finite import refuse_not_finite
 from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_step import plan_step
 from towline.trainer.policy import Policy
 from towline.trainer.reference import Reference
 from towline.trainer.rollout_batch import ScoredGroup, TrainingSequence, reward_metrics, training_sequences
+from towline.trainer.self_checks import gradient_checks, kl_reward_effect, start_checks
 from towline.trainer.step_meter import StepMeter
 
 Metrics = dict[str, float]
@@ -79,7 +81,7 @@ def train(
         metrics = reward_metrics(batch.drawn) | batch.metrics
         metrics |= take_inner_steps(
             engine, reference, config, batch.trained, step=step, seed=seed,
-            max_completion_tokens=max_completion_tokens, on_progress=on_progress,
+            max_completion_tokens=max_completion_tokens, on_progress=on_progress, is_start=step == steps.start,
         )  # fmt: skip
         trained = time.monotonic()
         metrics |= publish(step + 1)
@@ -108,10 +110,15 @@ def take_inner_steps(
     seed: int,
     max_completion_tokens: int,
     on_progress: Callable[[str], None],
+    is_start: bool = False,
 ) -> Metrics:
     """Train on one step's groups: `inner_epochs` times over `minibatches` optimiser steps.
 
+    Args:
+        is_start: of an attempt: the machinery is checked first (`self_checks`).
+
     Raises:
+        NumericsError: loss or gradient are not finite.
         RewardError: no group has two scored completions, or all were cut and are masked; nothing was changed.
     """
     sequences = _sequences(groups, config)
@@ -129,8 +136,14 @@ def take_inner_steps(
     if config.kl_place == "reward":
         penalties = kl_penalties(fixed, inner_steps, batches, config.kl_beta)
         advantages = {(one.group, one.member): one.advantage for one in _sequences(groups, config, penalties)}
+        extra |= kl_reward_effect(sequences, advantages, penalties)
         inner_steps = [inner.with_advantages(advantages) for inner in inner_steps]
         extra["reward/kl_penalty"] = float(np.mean(list(penalties.values())))
+    if is_start:
+        on_progress("check")
+        extra |= start_checks(
+            engine, inner_steps[0], batches[0][0], fixed[0][0], config, max_completion_tokens, step=step
+        )
     count = step * config.inner_epochs * config.minibatches
     learning_rate = config.learning_rate
     for epoch in range(config.inner_epochs):
@@ -147,10 +160,12 @@ def take_inner_steps(
                 meter.add(loss, token_loss.sums, entropy_N)
                 if epoch == 0 and number == 0:
                     _add_first(meter, token_loss, logprobs_N, batch, members, step)
+                    if position == 0:
+                        extra |= gradient_checks(token_loss, logprobs_N)
             learning_rate = config.learning_rate * min(1.0, (count + 1) / max(1, config.warmup_steps))
             gradient_norm = engine.step(learning_rate)
             meter.end(gradient_norm)
-            _refuse_not_finite(meter.last_loss, gradient_norm, step)
+            refuse_not_finite(meter.last_loss, gradient_norm, step)
             count += 1
     moved = torch.tensor(abs(engine.mean_square() - before), dtype=torch.float64)
     dist.all_reduce(moved, dist.ReduceOp.MAX)
@@ -238,12 +253,3 @@ def _why_nothing_is_left(groups: Sequence[ScoredGroup], config: TrainerConfig, s
         f"could not be scored and {num_aborted} were taken back. First reason: {example}. Mend the reward or its "
         f"time-out; the completions are in the ledger: towline samples --step {step}."
     )
-
-
-def _refuse_not_finite(loss: float, gradient_norm: float, step: int) -> None:
-    if not (np.isfinite(loss) and np.isfinite(gradient_norm)):
-        raise NumericsError(
-            f"step {step}: loss {loss}, gradient norm {gradient_norm}; expected finite numbers. The weights are "
-            "spoilt: go on from the last checkpoint with a lower trainer.learning_rate or trainer.max_grad_norm. "
-            f"The step's rollouts are in the ledger: towline samples --step {step}."
-        )

@@ -4,6 +4,7 @@ Each wire is a rule over the steps so far, and a sentence. A wire that fired is 
 Nothing is stopped: what must end a run raises where it is found.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,10 @@ FIRST_STEPS = 5
 KL_DRIFT = 0.5
 """nats a token from the reference."""
 STILL_STEPS = 3
+SPLIT = {"float32": 1e-4, "bfloat16": 0.1}
+"""nats a token, and of the loss, by the trainer's precision."""
+STILL_LOGPROB = 1e-3
+"""nats, where passes over the same numbers need not give the same bits."""
 
 
 @dataclass(slots=True)
@@ -31,11 +36,15 @@ class Tripwires:
         engine_precision: "float32" or "bfloat16"; None for an engine without the policy's weights (a scripted one).
         has_reference: the KL is measured.
         kl_beta: weight of the KL in loss or reward.
+        precision: the trainer's, "float32" or "bfloat16".
+        is_exact: its passes over the same numbers give the same bits, as on CPU.
     """
 
     engine_precision: str | None
     has_reference: bool
     kl_beta: float
+    precision: str
+    is_exact: bool
     _history: list[Metrics] = field(default_factory=list[Metrics])
     _fired: set[str] = field(default_factory=set[str])
 
@@ -58,6 +67,10 @@ class Tripwires:
             "tripwire/drift": self._drift(metrics),
             "tripwire/kl_still": self._kl_still(),
             "tripwire/still": self._still(metrics),
+            "tripwire/fixed_gradient": self._fixed_gradient(metrics),
+            "tripwire/kl_effect": self._kl_effect(metrics),
+            "tripwire/split": self._split(metrics),
+            "tripwire/still_step": self._still_step(metrics),
         }
         holding = {name for name, sentence in said.items() if sentence is not None}
         new = [f"step {step}: {said[name]}" for name in said if name in holding - self._fired]
@@ -98,7 +111,8 @@ class Tripwires:
         )
 
     def _entropy(self, now: Metrics) -> str | None:
-        first = [row["loss/entropy"] for row in self._history[:FIRST_STEPS] if "loss/entropy" in row]
+        # One step's NaN must not blind the wire for good.
+        first = [row["loss/entropy"] for row in self._history[:FIRST_STEPS] if _is_finite(row, "loss/entropy")]
         if len(self._history) <= FIRST_STEPS or not first:
             return None
         usual = sum(first) / len(first)
@@ -139,3 +153,45 @@ class Tripwires:
             "the weights are the same after the step, although gradient norm and learning rate are not 0: the "
             "optimiser does not reach them"
         )
+
+    def _fixed_gradient(self, now: Metrics) -> str | None:
+        norm, graphs = now.get("check/fixed_gradient", 0.0), now.get("check/fixed_graphs", 0.0)
+        if not (norm > 0 or graphs > 0):
+            return None
+        return (
+            f"the loss has a gradient (norm {norm:.2g}) in what must be constant in it, or {graphs:g} of these tensors "
+            "carry one on: log-probs of rollout, old policy or reference, corrections, advantages or weights. "
+            "They must be detached"
+        )
+
+    def _kl_effect(self, now: Metrics) -> str | None:
+        if now.get("check/kl_effect", 1.0) != 0:
+            return None
+        return (
+            f"the KL to the reference is not 0, and its term (kl_beta = {self.kl_beta:g}) changes neither gradient nor "
+            "advantages: nothing holds the policy near its reference"
+        )
+
+    def _split(self, now: Metrics) -> str | None:
+        logprob, loss = now.get("check/split_logprob", 0.0), now.get("check/split_loss", 0.0)
+        bound = SPLIT[self.precision]
+        if not (logprob > bound or loss > bound):
+            return None
+        return (
+            f"sequences of the first micro-batch have other log-probs alone, by {logprob:.2g} nats a token, or another "
+            f"loss, by {loss:.2g} of it; expected at most {bound:g} in {self.precision}. They see one another, have "
+            'wrong positions, or the loss depends on how they are split: try packing = "buckets"'
+        )
+
+    def _still_step(self, now: Metrics) -> str | None:
+        change = now.get("check/still_logprob", 0.0)
+        if not change > (0.0 if self.is_exact else STILL_LOGPROB):
+            return None
+        return (
+            f"an optimiser step with learning rate 0 changed log-probs by up to {change:.2g} nats: dropout is on, a "
+            "buffer changes with each pass, or the optimiser changes weights by more than its learning rate"
+        )
+
+
+def _is_finite(row: Metrics, name: str) -> bool:
+    return name in row and math.isfinite(row[name])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from functools import partial
 import pytest
 
 from integration.bits import differences
+from integration.fault_runs import EXPERIMENT as FAULTS
 from integration.runs import MODEL, ROOT, LiveRun
 from towline.storage.ledger import read_shard, sealed_chunks
 
@@ -120,6 +122,23 @@ def test_a_killed_trainer_and_a_killed_engine_leave_the_bits_of_an_undisturbed_r
         assert differences(undisturbed.folder, run.folder) == []
     finally:
         run.kill()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_is_replayed(tmp_path):
+    """A learning rate that throws the weights out in step 0 leaves step 1 without a loss."""
+    run = LiveRun(tmp_path, "trainer.learning_rate=1e20", "run.stall_s=120", experiment=FAULTS)
+    assert run.wait(300) == 1, run.text  # no checkpoint is kept
+    (said,) = set(re.findall(r"NumericsError: (step 1: loss .*)", run.text))
+    assert re.match(r"step 1: loss \S+, gradient norm (nan|inf); expected finite numbers", said)
+    assert "towline replay --step 1" in said
+    faults = [json.loads(path.read_text()) for path in (run.folder / "logs/attempt-0/faults").glob("*.json")]
+    assert {fault["process"]: fault["message"] for fault in faults} == {"trainer.0": said, "trainer.1": said}
+    assert [row["version"] for row in run.rows] == [1]
+    published = [json.loads(line)["version"] for line in (run.folder / "lineage.jsonl").read_text().splitlines()]
+    assert published == [0, 1]
+    replayed = _towline("replay", str(run.folder), "--step", "1")
+    assert replayed.returncode == 1
+    assert f"NumericsError: {said}" in replayed.stdout + replayed.stderr
 
 
 def test_an_engine_that_stands_still_is_left_behind_and_comes_back(tmp_path):

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from towline.launcher.report import draw_reward_curve, rolling_mean
 from towline.storage.metrics import append_jsonl
@@ -31,3 +32,5 @@ def test_the_rolling_mean_looks_back_only_and_leaves_out_what_is_missing() -> No
     values = np.array([1.0, 3.0, np.nan, 5.0])
     np.testing.assert_allclose(rolling_mean(values, 2), [1.0, 2.0, 3.0, 5.0])
     assert np.isnan(rolling_mean(np.array([np.nan]), 1)).all()
+    holes = np.array([0.2, np.nan, 0.4, np.nan, 0.9])
+    assert rolling_mean(holes, 5)[-1] == pytest.approx(1.5 / 3)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from deepspeed.utils import safe_get_full_grad
 from torch import Tensor
 
@@ -69,6 +70,21 @@ class RecordingEngine(DeepSpeedEngine):
             self.gradients[f"gradient/{name}"] = to_numpy(gradient)
         return super().step(learning_rate)
 
+    def optimizer_state(self) -> Arrays:
+        """AdamW's of this rank, and every number that DeepSpeed keeps of itself."""
+        tensors = {
+            f"state/{place}/{name}": to_numpy(value)
+            for place, state in enumerate(self._adam.state.values())
+            for name, value in state.items()
+        }
+        numbers = {
+            f"number/{type(owner).__name__}/{name}": np.array(float(value))
+            for owner in (self._engine, self._engine.optimizer)
+            for name, value in vars(owner).items()
+            if isinstance(value, int | float)
+        }
+        return tensors | numbers
+
     def weights(self) -> Arrays:
         metas = self.tensors()
         with self.gathered(range(len(metas))) as tensors:
@@ -82,6 +98,47 @@ class TwoPassEngine(RecordingEngine):
         logprobs_N, entropy_N = self.forward(batch, with_entropy=True)
         losses, slopes_N = token_loss(logprobs_N.detach(), slice(None))
         return losses.sum() + (slopes_N * (logprobs_N - logprobs_N.detach())).sum(), logprobs_N.detach(), entropy_N
+
+
+class DecayingEngine(RecordingEngine):
+    """Its weight decay does not know the learning rate."""
+
+    def step(self, learning_rate: float) -> float:
+        norm = super().step(learning_rate)
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                self._local(parameter).mul_(0.999)
+        return norm
+
+
+class DroppingEngine(RecordingEngine):
+    """Dropout was left on."""
+
+    def __init__(self, policy: Policy, config: TrainerConfig) -> None:
+        embeddings = policy.model.get_input_embeddings()
+        embeddings.register_forward_hook(lambda module, _, states: F.dropout(states, 0.1, module.training))
+        super().__init__(policy, config)
+
+
+class CountingEngine(RecordingEngine):
+    """A buffer changes with each pass."""
+
+    def __init__(self, policy: Policy, config: TrainerConfig) -> None:
+        embeddings = policy.model.get_input_embeddings()
+        embeddings.register_buffer("passes", torch.zeros(()), persistent=False)
+        embeddings.register_forward_hook(lambda module, _, states: states * (1 + 0.01 * module.passes.add_(1)))
+        super().__init__(policy, config)
+
+
+class ExplodingEngine(RecordingEngine):
+    """The loss is finite, its gradient is not."""
+
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
+        super().backward(loss * float("inf"), is_last=is_last)
+
+
+PLANTED = {"decay": DecayingEngine, "dropout": DroppingEngine, "buffer": CountingEngine}
+"""What a step with learning rate 0 must tell, by the fault."""
 
 
 class RecordingReference:
@@ -140,11 +197,11 @@ class Scenarios:
         return reference
 
     def inner_steps(
-        self, engine: DeepSpeedEngine, reference: Any, config: TrainerConfig, groups: str, step: int = 0
+        self, engine: DeepSpeedEngine, reference: Any, config: TrainerConfig, groups: str, step: int = 0, **options: Any
     ) -> dict[str, float]:
         return take_inner_steps(
             engine, reference, config, self.groups[groups], step=step, seed=1, max_completion_tokens=20,
-            on_progress=lambda phase: None,
+            on_progress=lambda phase: None, **options,
         )  # fmt: skip
 
     def one_step(
@@ -243,6 +300,37 @@ class Scenarios:
             found |= {f"resumed/{step}/{name}": array for name, array in resumed.weights().items()}
         return norms | {"client_state": state["step"]}, found
 
+    def checked(self, zero_stage: int, precision: str):
+        """Two steps after the checks of a fresh start, and the same two without."""
+        config = self.config(zero_stage=zero_stage, precision=precision, weight_decay=0.1, max_tokens_per_microbatch=48)
+        values: dict[str, dict[str, float]] = {}
+        found: Arrays = {}
+        for way in ("checked", "plain"):
+            engine, reference = self.engine("tied", config), self.reference("other", config)
+            for step in (0, 1):
+                is_start = way == "checked" and step == 0
+                values[f"{way}/{step}"] = self.inner_steps(
+                    engine, reference, config, "tied", step=step, is_start=is_start
+                )
+            found |= {f"{way}/{name}": array for name, array in (engine.weights() | engine.optimizer_state()).items()}
+        return values, found
+
+    def planted(self, make: type[RecordingEngine]):
+        config = self.config(zero_stage=0, max_tokens_per_microbatch=48)
+        engine = self.engine("tied", config, make)
+        return self.inner_steps(engine, self.reference("other", config), config, "tied", is_start=True), {}
+
+    def not_finite(self, zero_stage: int, precision: str):
+        config = self.config(zero_stage=zero_stage, precision=precision)
+        engine = self.engine("tied", config, ExplodingEngine)
+        said: list[Any] = [None] * dist.get_world_size()
+        try:
+            error = self.inner_steps(engine, self.reference("other", config), config, "tied", step=7)
+        except NumericsError as numerics:
+            error = str(numerics)
+        dist.all_gather_object(said, error)
+        return {"said": said}, {}
+
     def refused(self, groups: str, **settings: Any):
         """What a step that cannot be trained on says, on this rank, and how far it moved the weights."""
         config = self.config(zero_stage=2, **settings)
@@ -276,7 +364,12 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
     yield "cut-zero2", lambda: s.one_step(groups="cut", zero_stage=2, **DAPO)
     for number, max_tokens in MICRO_BATCHES.items():
         yield f"accumulation-{number}", lambda t=max_tokens: s.one_step(zero_stage=2, max_tokens_per_microbatch=t)
+    for stage in STAGES:
+        for precision in ("float32", "bfloat16"):
+            yield f"checked-{precision}-zero{stage}", lambda p=precision, z=stage: s.checked(z, p)
     if num_ranks == 1:
+        for fault, make in PLANTED.items():
+            yield f"planted-{fault}", lambda m=make: s.planted(m)
         return
     for member, settings in FAMILY.items():
         yield f"{member}-zero3", lambda s_=settings: s.one_step(zero_stage=3, **s_)
@@ -318,6 +411,9 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
     yield "all-cut", lambda: s.refused("all-cut", masks_truncated=True)
     for name, settings in NOT_FINITE.items():
         yield f"nan-{name}", lambda s_=settings: s.refused("nan", **s_)
+    for stage in STAGES:
+        for precision in ("float32", "bfloat16"):
+            yield f"not-finite-{precision}-zero{stage}", lambda p=precision, z=stage: s.not_finite(z, p)
 
 
 @contextmanager

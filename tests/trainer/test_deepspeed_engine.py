@@ -617,6 +617,44 @@ def test_a_loaded_checkpoint_goes_on_to_the_bit(found, stage, precision):
     assert largest_difference(part(arrays, "straight/2/"), part(arrays, "straight/1/"), "weight") > 1e-4
 
 
+# --- checks of its own machinery -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_checks_of_a_start_find_nothing_and_leave_no_trace(found, stage, precision, ranks):
+    name = f"checked-{precision}-zero{stage}"
+    values, arrays = found.values(name, ranks), found.arrays(name, ranks)
+    start = values["checked/0"]
+    assert start["check/still_logprob"] == 0.0
+    assert 0 < start["check/split_logprob"] < (1e-5 if precision == "float32" else 1e-2)
+    assert 0 < start["check/split_loss"] < (1e-5 if precision == "float32" else 1e-2)
+    for step in ("0", "1"):
+        checked, plain = values[f"checked/{step}"], values[f"plain/{step}"]
+        for name in plain.keys() - {"memory/trainer_gib"}:
+            np.testing.assert_equal(checked[name], plain[name], err_msg=name)
+        assert checked["check/fixed_gradient"] == checked["check/fixed_graphs"] == 0.0
+        assert 0 < checked["check/kl_effect"] < 1
+    assert_same_bits(part(arrays, "checked/"), part(arrays, "plain/"))
+    assert any(array.any() for array in part(arrays, "plain/state/").values())
+
+
+@pytest.mark.parametrize("fault", ["decay", "dropout", "buffer"])
+def test_a_step_with_learning_rate_0_tells_what_changes_without_it(found, fault):
+    assert found.values(f"planted-{fault}", ranks=1)["check/still_logprob"] > 1e-3
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_that_is_not_finite_ends_every_rank_at_its_own_step(found, stage, precision):
+    said = found.values(f"not-finite-{precision}-zero{stage}")["said"]
+    assert said[0] == said[1]
+    assert said[0].startswith("step 7: loss ")
+    assert "gradient norm nan" in said[0] or "gradient norm inf" in said[0]
+    assert "towline replay --step 7" in said[0]
+
+
 # --- nothing to learn from ---------------------------------------------------------------------------------------
 
 

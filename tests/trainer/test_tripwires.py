@@ -15,11 +15,18 @@ HEALTHY = {
     "loss/gradient_norm": 0.3,
     "loss/learning_rate": 1e-6,
     "weights/moved": 1e-6,
+    "check/fixed_gradient": 0.0,
+    "check/fixed_graphs": 0.0,
+    "check/kl_effect": 0.01,
+    "check/split_logprob": 1e-6,
+    "check/split_loss": 1e-6,
+    "check/still_logprob": 0.0,
 }
 
 
 def wires(**settings) -> Tripwires:
-    return Tripwires(**({"engine_precision": "float32", "has_reference": True, "kl_beta": 0.04} | settings))
+    usual = {"engine_precision": "float32", "has_reference": True, "kl_beta": 0.04, "precision": "float32"}
+    return Tripwires(**(usual | {"is_exact": True} | settings))
 
 
 def judge(*rows, **settings) -> list[tuple[set[str], list[str]]]:
@@ -44,6 +51,12 @@ def test_a_healthy_run_is_silent():
         ({"loss/clipped_first": 0.02}, "first_clipped", "2.0 % of the tokens are clipped before the first inner step"),
         ({"loss/kl": 0.7}, "drift", "0.7 nats a token away from its reference"),
         ({"weights/moved": 0.0}, "still", "the optimiser does not reach them"),
+        ({"check/fixed_gradient": 1e-3}, "fixed_gradient", "gradient (norm 0.001) in what must be constant"),
+        ({"check/fixed_graphs": 2.0}, "fixed_gradient", "2 of these tensors carry one on"),
+        ({"check/kl_effect": 0.0}, "kl_effect", "changes neither gradient nor advantages"),
+        ({"check/split_logprob": 0.5}, "split", "other log-probs alone, by 0.5 nats a token"),
+        ({"check/split_loss": 0.2}, "split", "another loss, by 0.2 of it"),
+        ({"check/still_logprob": 1e-7}, "still_step", "changed log-probs by up to 1e-07 nats"),
     ],
 )
 def test_a_fault_of_one_step_fires_its_wire_alone(row, name, sentence):
@@ -63,6 +76,21 @@ def test_a_wire_speaks_once_until_it_was_silent_again():
 def test_bfloat16_engines_are_allowed_their_noise():
     assert judge({"mismatch/k3": 3e-3}, engine_precision="bfloat16") == [(set(), [])]
     assert judge({"mismatch/k3": 3e-2}, engine_precision="bfloat16")[0][0] == {"mismatch"}
+
+
+def test_bfloat16_trainers_may_round_otherwise_alone():
+    noise = {"check/split_logprob": 0.03, "check/split_loss": 0.03}
+    assert judge(noise, precision="bfloat16") == [(set(), [])]
+    assert judge(noise)[0][0] == {"split"}
+
+
+def test_where_passes_are_not_exact_a_still_step_may_round():
+    assert judge({"check/still_logprob": 1e-6}, is_exact=False) == [(set(), [])]
+    assert judge({"check/still_logprob": 0.02}, is_exact=False)[0][0] == {"still_step"}
+
+
+def test_a_policy_at_its_reference_has_no_kl_that_could_have_an_effect():
+    assert judge({"loss/kl": 0.0, "check/kl_effect": float("nan")}) == [(set(), [])]
 
 
 def test_clipping_of_stale_tokens_is_what_clips_are_for():
@@ -86,6 +114,14 @@ def test_with_dynamic_sampling_a_useful_group_of_any_wave_counts():
 def test_a_collapse_of_the_entropy_is_measured_against_the_first_steps():
     rows = [{"loss/entropy": 1.0}] * FIRST_STEPS + [{"loss/entropy": 0.06}, {"loss/entropy": 0.04}]
     assert [names for names, _ in judge(*rows)][-2:] == [set(), {"entropy"}]
+
+
+def test_a_nan_among_the_first_steps_does_not_blind_the_entropy_wire():
+    """As the mean 0.5 of 0.2, 0.4 and 0.9: what is no number is in no mean."""
+    first = [{"loss/entropy": value} for value in (0.2, float("nan"), 0.4, float("nan"), 0.9)]
+    found = judge(*first, {"loss/entropy": 0.05 * 0.5 + 1e-3}, {"loss/entropy": 0.05 * 0.5 - 1e-3})
+    assert [names for names, _ in found][-2:] == [set(), {"entropy"}]
+    assert "has fallen from 0.5 to 0.024" in found[-1][1][0]
 
 
 def test_a_policy_that_never_had_entropy_does_not_collapse():
