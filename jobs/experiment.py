@@ -159,6 +159,15 @@ class ExperimentConfig(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _adapters_have_their_base_at_hand(self) -> "ExperimentConfig":
+        if self.trainer.lora is not None and self.policy.reference != "on_device" and self.trainer.kl_beta > 0:
+            raise ValueError(
+                f'policy.reference = "{self.policy.reference}" does not go with [trainer.lora]: the reference is the '
+                "policy without its adapters, and takes no memory of its own. Leave policy.reference out"
+            )
+        return self
+
     @property
     def num_scorers(self) -> int:
         """Scorer processes, each with `local.scorers` workers."""

@@ -72,6 +72,7 @@ def _load(role: Role, refreshed: Path) -> tuple[DeepSpeedEngine, Reference | Non
         precision=experiment.trainer.precision,
         gradient_checkpointing=experiment.trainer.gradient_checkpointing,
         packing=experiment.trainer.packing,
+        lora=experiment.trainer.lora,
     )
     engine = DeepSpeedEngine(policy, experiment.trainer)
     role.heartbeat.beat("load")
@@ -83,6 +84,7 @@ def _load(role: Role, refreshed: Path) -> tuple[DeepSpeedEngine, Reference | Non
         temperature=temperature,
         home=experiment.policy.reference,
         refreshed=refreshed,
+        adapted=engine if experiment.trainer.lora is not None else None,
     )
     return engine, reference
 

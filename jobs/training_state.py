@@ -28,6 +28,7 @@ def training_state(
         zero_stage=trainer.zero_stage,
         precision=trainer.precision,
         optimizer={"adam_betas": list(trainer.adam_betas), "weight_decay": trainer.weight_decay},
+        lora="" if trainer.lora is None else trainer.lora.model_dump_json(),
     )
 
 

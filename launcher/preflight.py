@@ -104,7 +104,11 @@ def preflight(
 
 def machine_problems(experiment: ExperimentConfig) -> list[str]:
     """What this machine lacks to carry out a run; a login node may lack it all."""
-    packages = [*RUN_PACKAGES, *(["vllm"] if experiment.rollout.engine == "vllm" else [])]
+    packages = [
+        *RUN_PACKAGES,
+        *(["vllm"] if experiment.rollout.engine == "vllm" else []),
+        *(["peft"] if experiment.trainer.lora is not None else []),
+    ]
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     problems = [f"{', '.join(missing)} cannot be imported by {sys.executable}: bash env/setup.sh"] if missing else []
     if shutil.which("mpirun") is None and not Path(sys.executable).with_name("mpirun").is_file():

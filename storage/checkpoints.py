@@ -47,6 +47,8 @@ class TrainingState:
     precision: str
     optimizer: dict[str, float | str | list[float]]
     """Settings that give the optimiser's moments their meaning, by their name in [trainer]."""
+    lora: str = ""
+    """Settings of the adapters; empty where the weights themselves are trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,7 @@ _COMPARED: dict[str, tuple[str, str]] = {
     "kl_beta": ("KL coefficient", "set trainer.kl_beta to the checkpoint's"),
     "zero_stage": ("optimiser state (ZeRO stage)", "set trainer.zero_stage to the checkpoint's"),
     "precision": ("precision", "set trainer.precision to the checkpoint's"),
+    "lora": ("adapters", "set [trainer.lora] to the checkpoint's"),
 }
 """Fields of the state that must agree: the part they belong to, and how to mend it."""
 

@@ -4,6 +4,7 @@ step-000012/
     engine/            DeepSpeed's parts: weights and optimiser state
     rng/rank-R.json    random number generators of each rank
     hf/                the policy as a Hugging Face folder, with tokenizer and chat template
+    adapter/           with [trainer.lora] the adapters as a folder that peft reads; hf/ has them merged
     reference/         the reference likewise, once it was refreshed (trainer.reference_every)
     complete.json      training state, and size and digest of all the files; written last
 """
@@ -28,6 +29,7 @@ from towline.storage.checkpoints import FileRecord, TrainingState
 from towline.storage.errors import CheckpointError
 from towline.trainer.deepspeed_engine import DeepSpeedEngine, convert_to_universal
 from towline.trainer.hf_folder import gather_weights, write_hf_folder
+from towline.trainer.lora import write_adapter_folder
 from towline.trainer.reference import Reference
 
 
@@ -65,11 +67,13 @@ def save_checkpoint(
     with _together(folder, step):
         engine.save(path, {})
     on_progress()
-    weights = gather_weights(engine, state.precision, on_progress)
+    weights, adapters = gather_weights(engine, state.precision, on_progress), engine.adapters()
     with _together(folder, step):
         _write_json(_rng_file(path), _rng_state())
         if is_first:
             write_hf_folder(engine.policy.model, weights, path / "hf", model_folder)
+            if adapters:
+                write_adapter_folder(engine.policy.model, adapters, path / "adapter")
             if reference is not None:
                 reference.keep(path)
     on_progress()

@@ -22,6 +22,18 @@ class PolicyConfig(StrictModel):
 _WIDEST_SEQUENCE_CLIP = 0.05
 
 
+class LoraConfig(StrictModel):
+    """Low-rank adapters beside frozen weights. There is no dropout: with it the policy's log-probs before its first
+    inner step would not be those of the engine, which has none."""
+
+    rank: int = Field(default=16, ge=1)
+    """Of the two factors of each adapter."""
+    alpha: int = Field(default=32, ge=1)
+    """Adapters are added times alpha / rank."""
+    target_modules: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Names of the linear layers that get one, such as "q_proj"; by default all but the head."""
+
+
 class TrainerConfig(StrictModel):
     learning_rate: float = Field(gt=0)
     """Peak learning rate of AdamW."""
@@ -63,6 +75,8 @@ class TrainerConfig(StrictModel):
     """In the loss of each token; or taken off each completion's reward (k1, once a step)."""
     kl_estimator: Literal["k2", "k3", "k3_unbiased"] = "k3"
     """Of the KL in the loss."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of the weights; by default the weights."""
     reference_every: int | None = Field(default=None, ge=2)
     """Steps after which the policy of that moment becomes the reference, again and again; by default never."""
     inner_epochs: int = Field(default=1, ge=1)
@@ -145,6 +159,12 @@ class TrainerConfig(StrictModel):
             (
                 self.correction == "masked" and self.correction_low >= self.correction_high,
                 f"correction_low ({self.correction_low:g}) must be below correction_high ({self.correction_high:g})",
+            ),
+            (
+                self.lora is not None and self.reference_every is not None,
+                "with [trainer.lora] the reference is the policy without its adapters, which cannot become the policy: "
+                "leave reference_every out, or merge (checkpoints hold the merged model in hf/) and begin a new run "
+                "from there",
             ),
             (
                 self.kl_place == "reward" and self.kl_beta == 0,

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from towline.storage.weight_stream import TensorMeta
 from towline.trainer.config import TrainerConfig
 from towline.trainer.fused_loss import TokenLoss
+from towline.trainer.lora import adapter_parameters, adapters_off, model_weights
 from towline.trainer.packing import PackedBatch
 from towline.trainer.policy import Policy
 
@@ -49,7 +51,7 @@ class DeepSpeedEngine:
         self.zero_stage = config.zero_stage
         self._world_size = dist.get_world_size()
         self._adam = torch.optim.AdamW(
-            policy.parameters(),
+            [parameter for parameter in policy.parameters() if parameter.requires_grad],
             lr=config.learning_rate,
             betas=config.adam_betas,
             weight_decay=config.weight_decay,
@@ -58,6 +60,8 @@ class DeepSpeedEngine:
         self._engine: Any = deepspeed.initialize(
             model=policy, optimizer=self._adam, config=_settings(config), dist_init_required=False
         )[0]
+        self._weights = model_weights(policy.model)
+        self._adapters = adapter_parameters(policy.model)
 
     def forward(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor]:
         return self._engine(batch, with_entropy=with_entropy)
@@ -108,10 +112,16 @@ class DeepSpeedEngine:
         finally:
             self._engine.train()
 
+    @contextlib.contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Inside the block `evaluate` gives the log-probs of the model folder."""
+        with adapters_off(self.policy.model):
+            yield
+
     @torch.no_grad()
     def mean_square(self) -> float:
-        """Of all weights of this rank, in float64: it tells whether they moved, for the price of reading them."""
-        parts = [self._local(parameter) for _, parameter in self._named()]
+        """Of what is trained on this rank, in float64: it tells whether it moved, for the price of reading it."""
+        parts = [self._local(parameter) for parameter in self.policy.parameters() if parameter.requires_grad]
         total = sum(part.double().square().sum().item() for part in parts)
         return total / max(1, sum(part.numel() for part in parts))
 
@@ -123,27 +133,38 @@ class DeepSpeedEngine:
         """Name (as in the model folder), dtype and full shape of each weight; a tied one appears once."""
         return [
             TensorMeta(
-                name=name,
-                dtype=str(parameter.dtype).removeprefix("torch."),
-                shape=tuple(getattr(parameter, "ds_shape", parameter.shape)),
+                name=weight.name,
+                dtype=str(weight.base.dtype).removeprefix("torch."),
+                shape=tuple(getattr(weight.base, "ds_shape", weight.base.shape)),
             )
-            for name, parameter in self._named()
+            for weight in self._weights
         ]
 
     @contextlib.contextmanager
     def gathered(self, indices: Sequence[int]) -> Iterator[list[Tensor]]:
-        """The full tensors of some weights, valid inside the block. Every rank must enter, in the same order."""
-        parameters = [self._named()[index][1] for index in indices]
-        if self.zero_stage < 3:
-            yield [parameter.detach() for parameter in parameters]
-        else:
-            with deepspeed.zero.GatheredParameters(parameters):
-                yield [parameter.detach() for parameter in parameters]
+        """The full tensors of some weights, with their adapters merged, valid inside the block.
+
+        Every rank must enter, in the same order.
+        """
+        weights = [self._weights[index] for index in indices]
+        with self._whole([parameter for weight in weights for parameter in weight.parameters]):
+            yield [weight.merged() for weight in weights]
+
+    def adapters(self) -> dict[str, Tensor]:
+        """A and B of all adapters, whole and in main memory, by their names in peft's files; empty without LoRA.
+
+        Every rank must call it.
+        """
+        with self._whole(list(self._adapters.values())):
+            return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self._adapters.items()}
 
     @contextlib.contextmanager
     def perturbed(self, seed: int, size: float) -> Iterator[None]:
-        """Inside the block every weight carries noise of `size` times its standard deviation; then all is as before."""
-        locals_ = [self._local(parameter) for _, parameter in self._named()]
+        """Inside the block every weight carries noise of `size` times its standard deviation; then all is as before.
+
+        With adapters the frozen weights do, and with them the merged ones.
+        """
+        locals_ = [self._local(weight.base) for weight in self._weights]
         saved = [tensor.clone() for tensor in locals_]
         # Shards differ from rank to rank, replicas must not.
         generator = torch.Generator().manual_seed(seed + (dist.get_rank() if self.zero_stage == 3 else 0))
@@ -162,7 +183,7 @@ class DeepSpeedEngine:
             self._drop_whole_copies()
 
     def save(self, folder: Path, client_state: dict[str, Any]) -> None:
-        """Write this rank's part of a checkpoint to `folder`/engine. Every rank must call it.
+        """Write this rank's part of a checkpoint to `folder`/engine, without frozen weights. Every rank must call it.
 
         Raises:
             OSError, RuntimeError: this rank could not write; raised when every rank is through.
@@ -172,7 +193,9 @@ class DeepSpeedEngine:
         # It would copy scripts that gather weights; on a full disk that fails between barriers.
         self._engine._copy_recovery_script = lambda path: None
         try:
-            self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client_state, save_latest=False)
+            self._engine.save_checkpoint(
+                str(folder), tag=_TAG, client_state=client_state, save_latest=False, exclude_frozen_parameters=True
+            )
         finally:
             self._engine.checkpoint_engine = writer
         if patient.failure is not None:
@@ -182,7 +205,9 @@ class DeepSpeedEngine:
         """Take up what `save` wrote with as many ranks, or what `convert_to_universal` made of it."""
         self._engine._config.load_universal_checkpoint = is_universal
         try:
-            path, client_state = self._engine.load_checkpoint(str(folder), tag=_TAG)
+            path, client_state = self._engine.load_checkpoint(
+                str(folder), tag=_TAG, load_module_strict=not self._adapters
+            )
         finally:
             self._engine._config.load_universal_checkpoint = False
         if path is None:
@@ -191,10 +216,9 @@ class DeepSpeedEngine:
 
     def _drop_whole_copies(self) -> None:
         """Make ZeRO-3 gather again: after a forward it keeps small weights whole, and would not see a changed shard."""
-        parameters = [parameter for _, parameter in self._named()]
         whole = [
             parameter
-            for parameter in parameters
+            for parameter in self.policy.parameters()
             if getattr(parameter, "ds_status", None) is deepspeed.zero.ZeroParamStatus.AVAILABLE
         ]
         if whole:
@@ -211,8 +235,10 @@ class DeepSpeedEngine:
         ]
         return torch.linalg.vector_norm(torch.stack(norms))
 
-    def _named(self) -> list[tuple[str, torch.nn.Parameter]]:
-        return [(name.removeprefix("model."), parameter) for name, parameter in self.policy.named_parameters()]
+    def _whole(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[Any]:
+        if self.zero_stage < 3:
+            return contextlib.nullcontext()
+        return deepspeed.zero.GatheredParameters(parameters)
 
     @staticmethod
     def _local(parameter: torch.nn.Parameter) -> Tensor:

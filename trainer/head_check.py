@@ -11,6 +11,7 @@ from towline.storage.errors import ModelError
 from towline.trainer.attention import packed_arguments
 from towline.trainer.head import DIVISORS, MULTIPLIERS, SOFTCAPS, head_transform
 from towline.trainer.logprobs import token_logprobs
+from towline.trainer.lora import head_weight
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a log-prob that rounding explains: about two steps of the dtype at a logit of 20."""
@@ -45,7 +46,7 @@ def check_head(model: Any, token_ids_T: torch.Tensor, *, arguments: dict[str, An
     head, targets_T = model.get_output_embeddings(), token_ids_T[1:].long()
     transform = head_transform(model.config)
     chunked_T = token_logprobs(
-        hidden_TD, head.weight, targets_T, head_bias_V=getattr(head, "bias", None), transform=transform
+        hidden_TD, head_weight(head), targets_T, head_bias_V=getattr(head, "bias", None), transform=transform
     )
     logprobs_TV = torch.log_softmax(logits_TV.to(chunked_T.dtype), -1)
     full_T = logprobs_TV.gather(-1, targets_T[:, None]).squeeze(-1)

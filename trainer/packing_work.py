@@ -50,16 +50,17 @@ def work_model(model: Any) -> WorkModel:
     """
     config = model.config.get_text_config()
     embeddings = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
-    body = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in embeddings)
-    head = model.get_output_embeddings().weight.numel()
+    body = [parameter for parameter in model.parameters() if id(parameter) not in embeddings]
+    head = model.get_output_embeddings().weight
     heads = getattr(config, "num_attention_heads", None) or 0
     head_dim = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     return WorkModel(
-        per_token=6 * body,
+        # a frozen weight has no gradient
+        per_token=sum((6 if parameter.requires_grad else 4) * parameter.numel() for parameter in body),
         # queries times keys, then scores times values
         per_pair=12 * config.num_hidden_layers * heads * head_dim,
         # its logits are computed again in backward
-        per_target=8 * head,
+        per_target=(8 if head.requires_grad else 6) * head.numel(),
     )
 
 

@@ -15,12 +15,14 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from towline.storage.errors import ModelError
 from towline.trainer.attention import batch_arguments, caps_scores, register_varlen_attention, shares_prompts
+from towline.trainer.config import LoraConfig
 from towline.trainer.fused_loss import TokenLoss, fused_token_loss
 from towline.trainer.head import head_transform
 from towline.trainer.head_check import check_head
 from towline.trainer.int8 import int8_weights
 from towline.trainer.isolation import assert_isolated, assert_rows_isolated
 from towline.trainer.logprobs import token_logprobs, token_logprobs_and_entropy
+from towline.trainer.lora import add_adapters, head_weight
 from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_step import Packing
 from towline.trainer.packing_work import work_model
@@ -74,6 +76,7 @@ class Policy(nn.Module):
         hidden_TD = self.model.get_decoder()(**batch_arguments(batch, device)).last_hidden_state.flatten(0, 1)
         hidden_ND = hidden_TD[torch.from_numpy(batch.logit_index).to(device)]
         head = self.model.get_output_embeddings()
+        weight_VD = head_weight(head)
         targets_N = torch.from_numpy(batch.target_ids).to(device)
         options: dict[str, Any] = {
             "temperature": self._temperature,
@@ -81,10 +84,10 @@ class Policy(nn.Module):
             "transform": self._transform,
         }
         if token_loss is not None:
-            return fused_token_loss(hidden_ND, head.weight, targets_N, token_loss, with_entropy=with_entropy, **options)
+            return fused_token_loss(hidden_ND, weight_VD, targets_N, token_loss, with_entropy=with_entropy, **options)
         if with_entropy:
-            return token_logprobs_and_entropy(hidden_ND, head.weight, targets_N, **options)
-        logprobs_N = token_logprobs(hidden_ND, head.weight, targets_N, **options)
+            return token_logprobs_and_entropy(hidden_ND, weight_VD, targets_N, **options)
+        logprobs_N = token_logprobs(hidden_ND, weight_VD, targets_N, **options)
         return logprobs_N, logprobs_N.new_empty(0)
 
 
@@ -97,6 +100,7 @@ def load_policy(
     attention: str | None = None,
     packing: Packing = "packed",
     is_int8: bool = False,
+    lora: LoraConfig | None = None,
 ) -> Policy:
     """Load the model and prove that its micro-batches and chunked log-probs are right for it.
 
@@ -107,6 +111,7 @@ def load_policy(
             that caps its attention scores: "sdpa" leaves the cap out.
         packing: "packed" sequences in one row, or "buckets" of padded rows.
         is_int8: round the weights of linear layers to int8, see `int8.int8_weights`; it cannot be trained.
+        lora: put adapters in, which alone are trained. Ranks must draw the same: seed torch alike before.
 
     Raises:
         ModelError: the folder holds no causal language model, or one that cannot be trained in this way; or torchao is
@@ -119,6 +124,8 @@ def load_policy(
         attention = "flash_attention_2" if can_flash else varlen
     options: dict[str, Any] = {"quantization_config": int8_weights()} if is_int8 else {}
     model = load_model(folder, precision, attention, **options)
+    if lora is not None:
+        add_adapters(model, lora, folder)
     model.to(device)
     token_ids_T = torch.arange(1, 18, device=device) % model.config.get_text_config().vocab_size
     if packing == "packed":

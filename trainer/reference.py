@@ -43,6 +43,7 @@ class Reference:
     Args:
         folder: the model that the run begins with.
         refreshed: folder in which refreshed references are written, seen by all ranks; needed by `refresh`.
+        adapted: trains adapters of this very model. No other is loaded then: the reference is the policy without them.
     """
 
     def __init__(
@@ -53,12 +54,15 @@ class Reference:
         temperature: float,
         home: Home = "on_device",
         refreshed: Path | None = None,
+        adapted: DeepSpeedEngine | None = None,
     ) -> None:
         self._folder, self._config, self._temperature, self._home = folder, config, temperature, home
         self._refreshed = refreshed
         self.version: int | None = None
         """Policy version that it is; None for the model that the run began with."""
-        self._settle_in(self._load(folder))
+        self._adapted = adapted
+        if adapted is None:
+            self._settle_in(self._load(folder))
 
     @torch.no_grad()
     def logprobs(self, batches: Iterable[PackedBatch]) -> list[Tensor]:
@@ -66,6 +70,9 @@ class Reference:
 
         Every rank must call it, with as many batches: ZeRO-3 gathers.
         """
+        if self._adapted is not None:
+            with self._adapted.without_adapters():
+                return [self._adapted.evaluate(batch) for batch in batches]
         with self._at_hand():
             return [self._policy(batch)[0] for batch in batches]
 

@@ -64,6 +64,17 @@ def test_an_int8_reference_and_zero_3_are_refused_unless_none_is_loaded(file: Pa
     assert load_experiment(file, (*overrides, "trainer.kl_beta=0.0")).policy.reference == "int8"
 
 
+@pytest.mark.parametrize("home", ["offloaded", "int8"])
+def test_adapters_and_a_home_of_the_reference_are_refused_unless_there_is_none(file: Path, home: str) -> None:
+    overrides = (f"policy.reference={home}", "trainer.lora.rank=8")
+    message = refusal(file, *overrides)
+    assert f'policy.reference = "{home}" does not go with [trainer.lora]' in message
+    assert "Leave policy.reference out" in message
+    experiment = load_experiment(file, (*overrides, "trainer.kl_beta=0.0"))
+    assert experiment.trainer.lora is not None
+    assert (experiment.trainer.lora.rank, experiment.trainer.lora.target_modules) == (8, None)
+
+
 def test_a_reference_refreshed_every_step_is_refused_with_the_reason(file: Path) -> None:
     message = refusal(file, "trainer.reference_every=1")
     assert "trainer.reference_every" in message

@@ -1,14 +1,17 @@
-"""What a checkpoint says its reference is."""
+"""What a checkpoint says its reference and its adapters are."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from towline.jobs.experiment import ExperimentConfig
-from towline.jobs.training_state import reference_identity
-from towline.storage.checkpoints import model_identity
+from towline.jobs.training_state import reference_identity, training_state
+from towline.jobs.work import training_work
+from towline.storage.checkpoints import differences, model_identity
+from towline.storage.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -41,3 +44,23 @@ def test_homes_with_the_same_numbers_have_the_same_name(name: Callable[..., str]
 
 def test_without_a_kl_term_only_the_model_folder_counts(name: Callable[..., str]) -> None:
     assert name(4, "int8", kl_beta=0.0) == ""
+
+
+def test_a_checkpoint_names_its_adapters_and_another_scale_of_them_is_another_policy(
+    make_experiment: Callable[..., ExperimentConfig], run: RunDirectory, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        whole, adapted, scaled = (
+            training_state(experiment, training_work(experiment, run), step=2)
+            for settings in ({}, {"lora": {"rank": 8}}, {"lora": {"rank": 8, "alpha": 8}})
+            for experiment in [make_experiment(trainer={"learning_rate": 1e-4} | settings)]
+        )
+    finally:
+        dist.destroy_process_group()
+    assert differences(adapted, adapted) == []
+    for other in (whole, scaled):
+        (text,) = differences(adapted, other)
+        assert text.startswith('adapters: the checkpoint has \'{"rank":8,"alpha":32,')

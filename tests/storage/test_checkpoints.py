@@ -229,6 +229,7 @@ def test_what_a_resume_may_change_is_no_difference(change: dict[str, Any]) -> No
         ({"reference": "sft-2"}, "reference: the checkpoint has 'sft-1', this run 'sft-2';"),
         ({"kl_beta": 0.0}, "KL coefficient: the checkpoint has 0.04, this run 0.0; set trainer.kl_beta"),
         ({"zero_stage": 3}, "optimiser state (ZeRO stage): the checkpoint has 2, this run 3; set trainer.zero_stage"),
+        ({"lora": "rank 8"}, "adapters: the checkpoint has '', this run 'rank 8'; set [trainer.lora]"),
         ({"precision": "float32"}, "precision: the checkpoint has 'bfloat16', this run 'float32';"),
         (
             {"optimizer": {"adam_betas": [0.9, 0.999], "weight_decay": 0.0}},

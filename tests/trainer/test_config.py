@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from towline.trainer.config import TrainerConfig
+from towline.trainer.config import LoraConfig, TrainerConfig
 
 
 def config(**settings) -> TrainerConfig:
@@ -25,6 +25,10 @@ def config(**settings) -> TrainerConfig:
         ({"kl_place": "reward", "kl_estimator": "k2"}, "always uses k1"),
         ({"kl_place": "reward", "masks_truncated": True}, "needs the KL of every completion that is compared with"),
         ({"kl_estimator": "k1"}, "expected gradient of zero"),
+        (
+            {"lora": LoraConfig(), "reference_every": 2},
+            "without its adapters, which cannot become the policy",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(settings, reason):
@@ -45,6 +49,7 @@ def test_parts_that_do_not_fit_together_are_refused(settings, reason):
         {"baseline": "batch", "scale": "batch_std", "kl_place": "reward"},
         {"old": "recomputed", "correction": "truncated"},
         {"old": "recomputed", "correction": "masked", "correction_high": 5.0},
+        {"lora": LoraConfig(rank=8, alpha=8, target_modules=("q_proj", "v_proj"))},
     ],
 )
 def test_every_member_of_the_table_is_accepted_and_survives_the_run_folder(settings):

@@ -51,6 +51,15 @@ def test_work_equals_the_operations_that_torch_counts(tied):
     assert estimate == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
+def test_a_frozen_weight_costs_no_gradient_of_its_own():
+    model = tiny_llama(tie_word_embeddings=False)
+    whole = work_model(model)
+    model.requires_grad_(False)
+    frozen = work_model(model)
+    assert (frozen.per_token, frozen.per_target) == (whole.per_token * 4 // 6, whole.per_target * 6 // 8)
+    assert frozen.per_pair == whole.per_pair
+
+
 def test_a_model_without_attention_heads_has_no_pairs():
     work = work_model(MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1)))
     assert work.per_pair == 0
