@@ -122,6 +122,11 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = F
         f"{size_text(state.weights)}, gradients {size_text(state.gradients)}, master {size_text(state.master)}, "
         f"moments {size_text(state.moments)}){reference} + activations ~{size_text(plan.activations)}"
     )
+    if experiment.trainer.lora is not None:
+        yield (
+            f"        LoRA    {plan.num_adapter_parameters:,} parameters of rank {experiment.trainer.lora.rank} are "
+            f"trained beside {plan.num_parameters:,} frozen ones"
+        )
     yield (
         f"        rollout {_times(plan.num_engines, 'engine')}   weights {size_text(plan.engine_weights)} + KV cache "
         f"{size_text(plan.kv_cache)} = {plan.kv_tokens:,} tokens of {plan.kv_bytes_per_token:,} B"

@@ -3,11 +3,13 @@
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from towline.storage.errors import ModelError
+from towline.trainer.config import LoraConfig
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MAX_HEADER_BYTES = 100_000_000
@@ -28,6 +30,18 @@ class ModelSizes:
     """Of the input embeddings, and of the output layer if it is not the same."""
     max_positions: int | None
     """`max_position_embeddings`: the longest context the model was made for, tokens."""
+    layers: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Outputs and inputs of linear layers, and of the tables of the vocabulary, by name. Empty where weights are
+    pickles."""
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """rank x (inputs + outputs) of each layer that gets an adapter; of layers stored as matrices."""
+        return sum(lora.rank * sum(shape) for name, shape in self.layers.items() if self._is_adapted(name, shape, lora))
+
+    def _is_adapted(self, name: str, shape: tuple[int, int], lora: LoraConfig) -> bool:
+        if lora.target_modules is None:
+            return shape[0] != self.vocabulary
+        return any(f".{name}".endswith(f".{target}") for target in lora.target_modules)
 
 
 def looks_like_hub_name(written: str, folder: Path) -> bool:
@@ -47,7 +61,10 @@ def read_sizes(folder: Path) -> ModelSizes:
     text = cast("dict[str, Any]", config.get("text_config", config))
     try:
         heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
-        num_parameters, num_tables = _count_parameters(folder, str(config.get("dtype") or config.get("torch_dtype")))
+        shapes = _shapes(folder)
+        num_parameters, num_tables = _count_parameters(
+            folder, shapes, str(config.get("dtype") or config.get("torch_dtype"))
+        )
         return ModelSizes(
             num_parameters=num_parameters,
             num_embedding_parameters=num_tables * int(text["vocab_size"]) * hidden,
@@ -57,6 +74,7 @@ def read_sizes(folder: Path) -> ModelSizes:
             hidden_size=hidden,
             vocabulary=int(text["vocab_size"]),
             max_positions=text.get("max_position_embeddings"),
+            layers={name.removesuffix(".weight"): (s[0], s[1]) for name, s in shapes or () if len(s) == 2},
         )
     except KeyError as error:
         raise ModelError(
@@ -77,15 +95,21 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"policy.model: {path} cannot be read: {error}. Was the folder copied whole?") from error
 
 
-def _count_parameters(folder: Path, dtype: str) -> tuple[int, int]:
-    """All of them, and how many of embeddings and output layer are stored: 1 where they are tied, else 2."""
+def _shapes(folder: Path) -> list[tuple[str, list[int]]] | None:
+    """Of all weights, by name; None where they are pickles, which are not opened here."""
     files = _weight_files(folder)
-    if files[0].suffix == ".safetensors":
-        shapes = [item for path in files for item in _shapes_in_header(path).items()]
+    if files[0].suffix != ".safetensors":
+        return None
+    return [item for path in files for item in _shapes_in_header(path).items()]
+
+
+def _count_parameters(folder: Path, shapes: list[tuple[str, list[int]]] | None, dtype: str) -> tuple[int, int]:
+    """All of them, and how many of embeddings and output layer are stored: 1 where they are tied, else 2."""
+    if shapes is not None:
         is_untied = any(name.endswith(_OUTPUT_LAYER) for name, _ in shapes)
         return sum(math.prod(shape) for _, shape in shapes), 2 if is_untied else 1
-    # A pickle is not opened here; its size says nearly the same.
-    return sum(path.stat().st_size for path in files) // _DTYPE_BYTES.get(dtype, 2), 2
+    # The size says nearly the same.
+    return sum(path.stat().st_size for path in _weight_files(folder)) // _DTYPE_BYTES.get(dtype, 2), 2
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -37,21 +37,26 @@ class TrainerState:
         return self.weights + self.gradients + self.master + self.moments
 
 
-def trainer_state(num_parameters: int, precision: Precision, zero_stage: int, num_ranks: int) -> TrainerState:
+def trainer_state(
+    num_parameters: int, precision: Precision, zero_stage: int, num_ranks: int, *, num_frozen: int = 0
+) -> TrainerState:
     """Divide what AdamW needs over the ranks as ZeRO does.
 
     bfloat16: 2 weights + 2 gradients + 4 master weights + 8 moments = 16 bytes a parameter. float32: 4 + 4 + 8 = 16,
     the weights being their own master; but ZeRO keeps its shard of master weights beside them all the same (seen in
     its checkpoints). Stage 1 shards master weights and moments, 2 also gradients, 3 also weights.
+
+    Args:
+        num_frozen: parameters beside those that are trained: weights and nothing else.
     """
     width = WIDTH[precision]
 
-    def share(bytes_per_parameter: int, from_stage: int) -> int:
+    def share(bytes_per_parameter: int, from_stage: int, num_parameters: int = num_parameters) -> int:
         whole = num_parameters * bytes_per_parameter
         return -(-whole // num_ranks) if zero_stage >= from_stage else whole
 
     return TrainerState(
-        weights=share(width, 3),
+        weights=share(width, 3, num_parameters + num_frozen),
         gradients=share(width, 2),
         master=share(0 if precision == "float32" and zero_stage == 0 else 4, 1),
         moments=share(8, 1),
@@ -114,13 +119,19 @@ def shard_bytes(num_prompts: int, group_size: int, prompt_tokens: int, completio
 
 
 def checkpoint_bytes(
-    num_parameters: int, precision: Precision, zero_stage: int, *, has_refreshed_reference: bool = False
+    num_parameters: int,
+    precision: Precision,
+    zero_stage: int,
+    *,
+    num_frozen: int = 0,
+    has_refreshed_reference: bool = False,
 ) -> int:
     """All ranks together: weights, master weights and moments, but no gradients; and a refreshed reference's weights.
 
-    The latter at most: checkpoints share the files of one refresh where the file system knows hard links.
+    The latter at most: checkpoints share the files of one refresh where the file system knows hard links. Frozen
+    weights are there once, merged.
     """
-    state = trainer_state(num_parameters, precision, zero_stage, 1)
+    state = trainer_state(num_parameters, precision, zero_stage, 1, num_frozen=num_frozen)
     return state.weights * (2 if has_refreshed_reference else 1) + state.master + state.moments
 
 
@@ -129,6 +140,8 @@ class Plan:
     """What one run needs on one machine."""
 
     num_parameters: int
+    num_adapter_parameters: int
+    """Which alone are trained with [trainer.lora]; 0 without it."""
     state: TrainerState
     """Of one rank."""
     reference: int
@@ -189,10 +202,14 @@ def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens:
     completion_tokens = rollout.max_completion_tokens
     ranks, stage = local.trainer_ranks, trainer.zero_stage
     per_token = kv_bytes_per_token(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, rollout.precision)
-    has_reference = trainer.kl_beta > 0
+    num_adapter = 0 if trainer.lora is None else sizes.adapter_parameters(trainer.lora)
+    num_trained, num_frozen = (sizes.num_parameters, 0) if trainer.lora is None else (num_adapter, sizes.num_parameters)
+    # With adapters it is the policy without them.
+    has_reference = trainer.kl_beta > 0 and trainer.lora is None
     return Plan(
         num_parameters=sizes.num_parameters,
-        state=trainer_state(sizes.num_parameters, trainer.precision, stage, ranks),
+        num_adapter_parameters=num_adapter,
+        state=trainer_state(num_trained, trainer.precision, stage, ranks, num_frozen=num_frozen),
         reference=reference_bytes(
             sizes.num_parameters,
             trainer.precision,
@@ -224,9 +241,10 @@ def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens:
         evaluation_shards=_num_evaluations(experiment)
         * shard_bytes(num_held_out, 1, prompt_tokens, completion_tokens, EVALUATION_CHUNK_PROMPTS),
         checkpoint=checkpoint_bytes(
-            sizes.num_parameters,
+            num_trained,
             trainer.precision,
             stage,
+            num_frozen=num_frozen,
             has_refreshed_reference=trainer.last_refresh(experiment.steps) is not None,
         ),
         kept_checkpoints=min(trainer.keep_checkpoints, experiment.steps) + 1,

@@ -85,6 +85,12 @@ def test_for_a_cluster_the_job_is_told_and_nothing_is_made(
     assert slurm.calls("sbatch") == []
 
 
+def test_a_run_of_adapters_says_how_many_parameters_are_trained(project, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["check", str(project.file), "-o", "trainer.lora.rank=4"]) == 0
+    plan = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("        LoRA "))
+    assert plan.endswith("parameters of rank 4 are trained beside 320 frozen ones")
+
+
 def test_what_the_partition_refuses_is_among_the_problems(
     project, cluster: str, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:

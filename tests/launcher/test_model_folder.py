@@ -1,6 +1,9 @@
 import json
 
+import pytest
+
 from towline.launcher.model_folder import read_sizes
+from towline.trainer.config import LoraConfig
 
 
 def test_sizes_come_from_config_and_weights(project) -> None:
@@ -37,3 +40,20 @@ def test_an_output_layer_of_its_own_is_a_second_table_of_the_vocabulary(project,
     shapes = {"model.embed_tokens.weight": [39, 8], "lm_head.weight": [39, 8], "model.norm.weight": [8]}
     write_safetensors(project.model / "model.safetensors", shapes)
     assert read_sizes(project.model).num_embedding_parameters == 2 * 39 * 8
+
+
+@pytest.mark.parametrize(
+    ("targets", "inputs_and_outputs"),
+    [(None, 8 + 8 + 8 + 16), (("q_proj",), 8 + 8), (("up_proj", "lm_head"), 8 + 16 + 39 + 8)],
+)
+def test_adapters_are_counted_from_the_shapes_of_the_layers_that_get_one(
+    project, write_safetensors, targets, inputs_and_outputs
+) -> None:
+    layer = "model.layers.0"
+    shapes = {
+        "model.embed_tokens.weight": [39, 8], "lm_head.weight": [39, 8], "model.norm.weight": [8],
+        f"{layer}.self_attn.q_proj.weight": [8, 8], f"{layer}.mlp.up_proj.weight": [16, 8],
+    }  # fmt: skip
+    write_safetensors(project.model / "model.safetensors", shapes)
+    sizes = read_sizes(project.model)
+    assert sizes.adapter_parameters(LoraConfig(rank=3, target_modules=targets)) == 3 * inputs_and_outputs

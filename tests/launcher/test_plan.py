@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from towline.launcher.model_folder import ModelSizes
@@ -134,6 +136,23 @@ def test_the_plan_knows_the_home_of_the_reference_and_whether_it_is_refreshed(pr
     assert plan.checkpoint == (98 + 14) * BILLION
     _, experiment = project.read("trainer.precision='bfloat16'", "trainer.reference_every=1000")
     assert make_plan(experiment, SIZES, prompt_tokens=1, num_held_out=0).checkpoint == 98 * BILLION
+
+
+def test_frozen_weights_take_their_own_bytes_and_no_others() -> None:
+    state = trainer_state(8, "bfloat16", zero_stage=3, num_ranks=4, num_frozen=800)
+    assert (state.weights, state.gradients, state.master, state.moments) == (404, 4, 8, 16)
+    assert trainer_state(8, "bfloat16", zero_stage=2, num_ranks=4, num_frozen=800).weights == 1616
+    assert checkpoint_bytes(10, "bfloat16", zero_stage=2, num_frozen=1000) == 2000 + 140
+
+
+def test_the_plan_of_adapters_has_neither_moments_for_frozen_weights_nor_a_reference(project) -> None:
+    sizes = replace(SIZES, layers={"layers.0.q_proj": (4096, 4096), "embed_tokens": (32_000, 4096)})
+    _, experiment = project.read("trainer.precision='bfloat16'", "trainer.lora.rank=8", "trainer.zero_stage=0")
+    plan = make_plan(experiment, sizes, prompt_tokens=1, num_held_out=0)
+    assert plan.num_adapter_parameters == 8 * (4096 + 4096) == 65_536
+    assert plan.state.total == 14 * BILLION + 16 * 65_536
+    assert plan.reference == 0
+    assert plan.checkpoint == 14 * BILLION + 14 * 65_536
 
 
 def test_evaluations_between_are_counted(project) -> None:
