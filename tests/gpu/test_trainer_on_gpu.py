@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from scored_groups import completion, scored_group
-from towline.trainer.config import TrainerConfig
+from towline.trainer.config import LoraConfig, TrainerConfig
 from towline.trainer.packing import TokenSequence, pack
 from towline.trainer.policy import load_policy
 
@@ -77,6 +77,35 @@ def test_a_step_at_the_old_policy_has_the_loss_on_paper(model_folder, precision,
     assert metrics["loss/gradient_norm"] > 0.01
     assert all(weight.isfinite().all() for weight in weights)
     assert moved.max() > 1e-3
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_adapters_train_beside_the_model_folder_which_stays_the_reference(model_folder, precision, zero_stage):
+    from towline.trainer.deepspeed_engine import DeepSpeedEngine
+    from towline.trainer.reference import Reference
+
+    lora = LoraConfig(rank=4, alpha=8)
+    config = TrainerConfig(learning_rate=1e-2, precision=precision, zero_stage=zero_stage, lora=lora)
+    torch.manual_seed(0)
+    policy = load_policy(model_folder, temperature=TEMPERATURE, precision=precision, lora=lora)
+    engine = DeepSpeedEngine(policy, config)
+    reference = Reference(model_folder, config, temperature=TEMPERATURE, adapted=engine)
+    batch = pack([TokenSequence(token_ids=np.arange(3, 60), num_prompt_tokens=1)])
+    (before,) = reference.logprobs([batch])
+    assert torch.equal(engine.evaluate(batch), before)
+    for _ in range(2):
+        engine.backward(-engine.forward(batch)[0].mean(), is_last=True)
+        engine.step(1e-2)
+    own = engine.evaluate(batch)
+    assert (own - before).abs().max() > 1e-2
+    assert torch.equal(reference.logprobs([batch])[0], before)
+    merged = load_policy(model_folder, temperature=TEMPERATURE, precision=precision)
+    with engine.gathered(range(len(engine.tensors()))) as tensors, torch.no_grad():
+        for weight, tensor in zip(merged.model.parameters(), tensors, strict=True):
+            weight.copy_(tensor)
+        bound = 1e-3 if precision == "float32" else 0.5
+        assert (merged(batch)[0] - own).abs().max() < bound
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
