@@ -37,6 +37,7 @@ METRICS: dict[str, str] = {
     "tokens/loss": "completion tokens trained on",
     "tokens/trained": "prompt and completion tokens that went through the trainer, per inner epoch",
     "tokens/fill": "share of the packed token budget that is not padding",
+    "tokens/padding_saved": "share of one padded batch of the step that is not computed: padding and shared prompts",
     "tokens/imbalance": "work of the busiest rank over the mean rank's, less 1, as estimated in FLOPs",
     "speed/tokens_per_s": "tokens/trained divided by seconds/step",
     "weights/moved": "change of the weights' mean square over the step",

@@ -174,6 +174,7 @@ def take_inner_steps(
         learning_rate=learning_rate,
         trained_tokens=sum(piece.num_tokens for inner in inner_steps for piece in inner.pieces),
         fill=float(np.mean([inner.plan.fill for inner in inner_steps])),
+        padding_saved=float(np.mean([inner.plan.padding_saved for inner in inner_steps])),
         imbalance=max(inner.plan.rank_imbalance for inner in inner_steps),
         staleness=max((step - int(sequence.versions.min()) for sequence in sequences), default=0),
     )

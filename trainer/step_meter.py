@@ -49,7 +49,14 @@ class StepMeter:
         self._norms.append(gradient_norm)
 
     def summary(
-        self, *, learning_rate: float, trained_tokens: int, fill: float, imbalance: float, staleness: int
+        self,
+        *,
+        learning_rate: float,
+        trained_tokens: int,
+        fill: float,
+        padding_saved: float,
+        imbalance: float,
+        staleness: int,
     ) -> dict[str, float]:
         sums = torch.tensor([self._sums[name] for name in self._NAMES], dtype=torch.float64)
         largest = torch.tensor([self._max_abs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20])
@@ -71,6 +78,7 @@ class StepMeter:
             "tokens/loss": total["tokens"] / len(self._losses),
             "tokens/trained": trained_tokens,
             "tokens/fill": fill,
+            "tokens/padding_saved": padding_saved,
             "tokens/imbalance": imbalance,
             "staleness/max": staleness,
             "memory/trainer_gib": largest[1].item(),

@@ -367,6 +367,8 @@ def test_buckets_equal_packed_micro_batches(found, stage):
     # A prompt for each completion.
     assert buckets["tokens/trained"] == sum(len(lengths) * prompt + sum(lengths) for prompt, lengths in LENGTHS)
     assert packed["tokens/trained"] < buckets["tokens/trained"]
+    one_batch = sum(len(lengths) for _, lengths in LENGTHS) * max(prompt + max(lengths) for prompt, lengths in LENGTHS)
+    assert packed["tokens/padding_saved"] == pytest.approx(1 - packed["tokens/trained"] / one_batch)
     assert_same_step(
         (buckets, found.arrays(f"buckets-zero{stage}")), (packed, found.arrays(f"tied-zero{stage}")),
     )  # fmt: skip
