@@ -38,7 +38,13 @@ SETTINGS = (
 MEMBERS = {
     "GRPO": ("trainer.kl_beta=0.04",),
     "Dr. GRPO": ("trainer.scale=none", "trainer.normaliser=constant", "trainer.kl_beta=0"),
-    "DAPO": ("trainer.clip_high=0.28", "trainer.masks_truncated=true", "trainer.kl_beta=0"),
+    "DAPO": (
+        "trainer.clip_high=0.28",
+        "trainer.kl_beta=0",
+        "rollout.max_waves=3",
+        'rewards=[{use="math_answer", weight=1.0}, {use="format", weight=0.1}, '
+        '{use="overlong", weight=0.1, cache_tokens=2}]',
+    ),
     "RLOO": (
         "trainer.baseline=leave_one_out",
         "trainer.scale=none",

@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from integration.learning import MEMBERS, SETTINGS, Learning
 from towline.jobs.experiment import ExperimentConfig, load_experiment
 from towline.jobs.work import Workload, evaluation_work, training_work
-from towline.rollout.rewards.mixture import RewardPart, load_reward, score
+from towline.rollout.grading import Grader
+from towline.rollout.rewards.config import RewardConfig
 from towline.rollout.sampling import ChunkInFlight, SamplingSettings
 from towline.rollout.tokenizing import PromptTokenizer
 from towline.rollout.transfer_group import Membership, TransferGroup
@@ -38,6 +39,7 @@ from towline.storage.run_directory import RunDirectory
 from towline.storage.weight_stream import JoinRequest
 from towline.trainer import grpo
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
+from towline.trainer.dynamic_sampling import StepBatch, step_batch, wants_another_wave
 from towline.trainer.policy import load_policy
 from towline.trainer.reference import Reference
 from towline.trainer.rollout_batch import ScoredGroup
@@ -45,6 +47,7 @@ from towline.trainer.weight_publisher import publish_weights
 
 EXPERIMENT = Path(__file__).parents[2] / "jobs" / "experiments" / "tiny-grpo.toml"
 TRANSFER_TIMEOUT_S = 60.0
+GRADING_LIMIT_S = 60.0
 CONTEXT_TOKENS = 64
 """Of this task a prompt and its completion have fewer than 32."""
 
@@ -60,28 +63,42 @@ class Sampler:
             max_sequences=experiment.rollout.max_sequences,
         )
         self._tokenizer = PromptTokenizer(experiment.model_folder, chat=experiment.data.chat)
+        self._graders: dict[tuple[RewardConfig, ...], Grader] = {}
 
-    def groups(self, work: Workload, seed: int, step: int) -> list[ScoredGroup]:
-        """All chunks of a step at once; in canonical order."""
-        flights = [self._flight(work, seed, chunk, rows) for chunk, rows in work.chunks(step)]
+    def batch(self, work: Workload, seed: int, step: int) -> StepBatch:
+        waves: list[list[ScoredGroup]] = []
+        wanted = {"num_wanted": work.prompts_per_step, "max_waves": work.max_waves}
+        while not waves or wants_another_wave(waves, **wanted):
+            waves.append(self.groups(work, seed, step, len(waves)))
+        return step_batch(waves, **wanted)
+
+    def groups(self, work: Workload, seed: int, step: int, wave: int = 0) -> list[ScoredGroup]:
+        """All chunks of a wave at once; in canonical order."""
+        flights = [self._flight(work, seed, chunk, rows) for chunk, rows in work.chunks(step, wave)]
         for flight in flights:
             for request in flight.requests():
                 self.engine.submit(request)
         while self.engine.num_unfinished:
             for generated in self.engine.step():
                 next(flight for flight in flights if flight.take(generated))
-        parts = [
-            RewardPart(name=one.part_name, weight=one.weight, function=load_reward(one.use, Path()))
-            for one in work.rewards
-        ]
-        return [
-            ScoredGroup(
-                group=group,
-                scores=tuple(score(parts, one.text, group.prompt.answer) for one in group.completions),
+        groups = [group for flight in flights for group in flight.groups(self._tokenizer.decode)]
+        scores = iter(self._grader(work).score(groups))
+        return [ScoredGroup(group=group, scores=tuple(next(scores) for _ in group.completions)) for group in groups]
+
+    def _grader(self, work: Workload) -> Grader:
+        if work.rewards not in self._graders:
+            self._graders[work.rewards] = Grader(
+                work.rewards,
+                max_completion_tokens=work.max_completion_tokens,
+                num_workers=1,
+                limit_s=GRADING_LIMIT_S,
+                folder=Path(),
             )
-            for flight in flights
-            for group in flight.groups(self._tokenizer.decode)
-        ]
+        return self._graders[work.rewards]
+
+    def close(self) -> None:
+        for grader in self._graders.values():
+            grader.close()
 
     def right(self, work: Workload, seed: int, version: int) -> list[bool]:
         scores = [one for scored in self.groups(work, seed, version) for one in scored.scores]
@@ -127,7 +144,7 @@ class Publication:
 
 
 class Rollouts:
-    def __init__(self, read: Callable[[int], list[ScoredGroup]]) -> None:
+    def __init__(self, read: Callable[[int], StepBatch]) -> None:
         self.read = read
 
 
@@ -145,6 +162,9 @@ class Circle:
             temperature=experiment.rollout.temperature,
             precision=experiment.trainer.precision,
         )
+
+    def close(self) -> None:
+        self._sampler.close()
 
     def learn(self, member: str, experiment: ExperimentConfig) -> Learning:
         began = time.process_time()
@@ -168,7 +188,7 @@ class Circle:
             config,
             steps=range(experiment.steps),
             seed=seed,
-            rollouts=Rollouts(lambda step: self._sampler.groups(training, seed, step)),
+            rollouts=Rollouts(lambda step: self._sampler.batch(training, seed, step)),
             max_completion_tokens=experiment.rollout.max_completion_tokens,
             publish=lambda version: self._publication.publish(trainer, version),
             finish_step=lambda step, metrics: rows.append(metrics),
@@ -191,6 +211,8 @@ def main() -> None:
         experiment = load_experiment(EXPERIMENT, (*SETTINGS, *MEMBERS[member], f"seed={seed}"))
         circle = circle or Circle(experiment, folder)
         (folder / f"{name}.json").write_text(json.dumps(asdict(circle.learn(member, experiment))))
+    if circle is not None:
+        circle.close()
 
 
 if __name__ == "__main__":

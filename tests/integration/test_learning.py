@@ -36,7 +36,13 @@ def test_held_out_accuracy_rises(learned, member):
 def test_a_learning_that_goes_well_trips_no_wire(learned, member):
     has_reference = "trainer.kl_beta=0" not in MEMBERS[member]
     for one in learned[member]:
-        tripwires = Tripwires(engine_precision="float32", has_reference=has_reference, kl_beta=0.04)
+        tripwires = Tripwires(
+            engine_precision="float32",
+            has_reference=has_reference,
+            kl_beta=0.04 if has_reference else 0.0,
+            precision="float32",
+            is_exact=True,
+        )
         said = [text for step, row in enumerate(one.rows) for text in tripwires.judge(step, row)[1]]
         assert said == [], f"seed {one.seed}"
 
@@ -46,3 +52,9 @@ def test_each_step_begins_on_policy_and_leaves_it_until_tokens_are_clipped(learn
     rows = [row for one in learned[member] for row in one.rows]
     assert all(row["loss/clipped_first"] == 0 and row["mismatch/k3"] < 1e-9 for row in rows)
     assert all(0 < row["loss/clipped"] < 0.2 for row in rows)
+
+
+def test_dapo_draws_further_waves_until_its_batches_are_full(learned):
+    rows = [row for one in learned["DAPO"] for row in one.rows]
+    assert {row["rollouts/waves"] for row in rows} > {1.0}
+    assert all(row["rollouts/useful"] >= 32 or row["rollouts/waves"] == 3 for row in rows)

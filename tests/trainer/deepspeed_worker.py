@@ -141,6 +141,17 @@ PLANTED = {"decay": DecayingEngine, "dropout": DroppingEngine, "buffer": Countin
 """What a step with learning rate 0 must tell, by the fault."""
 
 
+class CopiedReference(Reference):
+    """As a folder would give it, from a policy that was loaded before."""
+
+    def __init__(self, policy: Policy, config: TrainerConfig) -> None:
+        self._copied = policy
+        super().__init__(Path(), config, temperature=TEMPERATURE)
+
+    def _load(self, folder: Path) -> Policy:
+        return self._copied
+
+
 class RecordingReference:
     """Remembers what it was asked."""
 
@@ -190,11 +201,7 @@ class Scenarios:
         return make(policy, config)
 
     def reference(self, model: str, config: TrainerConfig) -> Reference:
-        """As `Reference` loads it, from a copy."""
-        reference = object.__new__(Reference)
-        reference._config, reference._home = config, "on_device"
-        reference._settle_in(self.policy(model, config.precision, config.packing))
-        return reference
+        return CopiedReference(self.policy(model, config.precision, config.packing), config)
 
     def inner_steps(
         self, engine: DeepSpeedEngine, reference: Any, config: TrainerConfig, groups: str, step: int = 0, **options: Any

@@ -28,6 +28,7 @@ from towline.storage.errors import CheckpointError
 from towline.trainer import grpo
 from towline.trainer.checkpoint import load_checkpoint, save_checkpoint
 from towline.trainer.config import TrainerConfig
+from towline.trainer.dynamic_sampling import StepBatch
 from towline.trainer.packing import TokenSequence, pack
 from towline.trainer.policy import load_policy
 from towline.trainer.reference import Reference
@@ -73,8 +74,8 @@ class Run:
             reference=f"start@{self.config.last_refresh(step)}",
         )  # fmt: skip
 
-    def read(self, step: int) -> Any:
-        return self.groups[step]
+    def read(self, step: int) -> StepBatch:
+        return StepBatch(drawn=self.groups[step], trained=self.groups[step])
 
     def resume(self, step: int) -> None:
         load_checkpoint(self.engine, self.checkpoints, step, self.state(step), reference=self.reference)
