@@ -12,6 +12,8 @@ import torch
 from towline.storage.ledger import read_scored_shard, sealed_chunks, sealed_steps
 
 _OF_THE_CLOCK = ("seconds", "speed/", "memory/")
+_OF_AN_ATTEMPT = ("check/split_", "check/still_")
+"""Measured where an attempt starts."""
 
 
 def differences(one: Path, other: Path) -> list[str]:
@@ -34,7 +36,11 @@ def _rows(run: Path, name: str = "metrics.jsonl") -> dict[str, dict[str, Any]]:
     path = run / name
     lines = path.read_text().splitlines() if path.exists() else []
     return {
-        str(number): {key: value for key, value in json.loads(line).items() if not key.startswith(_OF_THE_CLOCK)}
+        str(number): {
+            key: value
+            for key, value in json.loads(line).items()
+            if not key.startswith((*_OF_THE_CLOCK, *_OF_AN_ATTEMPT))
+        }
         for number, line in enumerate(lines)
     }
 
