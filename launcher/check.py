@@ -123,9 +123,11 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = F
         f"moments {size_text(state.moments)}){reference} + activations ~{size_text(plan.activations)}"
     )
     if experiment.trainer.lora is not None:
+        number = plan.num_adapter_parameters
+        counted = "an unknown number (weights are pickles) of" if number is None else f"{number:,}"
         yield (
-            f"        LoRA    {plan.num_adapter_parameters:,} parameters of rank {experiment.trainer.lora.rank} are "
-            f"trained beside {plan.num_parameters:,} frozen ones"
+            f"        LoRA    {counted} parameters of rank {experiment.trainer.lora.rank} are trained beside "
+            f"{plan.num_parameters:,} frozen ones"
         )
     yield (
         f"        rollout {_times(plan.num_engines, 'engine')}   weights {size_text(plan.engine_weights)} + KV cache "

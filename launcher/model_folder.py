@@ -34,14 +34,31 @@ class ModelSizes:
     """Outputs and inputs of linear layers, and of the tables of the vocabulary, by name. Empty where weights are
     pickles."""
 
-    def adapter_parameters(self, lora: LoraConfig) -> int:
-        """rank x (inputs + outputs) of each layer that gets an adapter; of layers stored as matrices."""
+    def adapter_parameters(self, lora: LoraConfig) -> int | None:
+        """rank x (inputs + outputs) of each layer that gets an adapter; None where `layers` is empty."""
+        if not self.layers:
+            return None
         return sum(lora.rank * sum(shape) for name, shape in self.layers.items() if self._is_adapted(name, shape, lora))
 
     def _is_adapted(self, name: str, shape: tuple[int, int], lora: LoraConfig) -> bool:
         if lora.target_modules is None:
             return shape[0] != self.vocabulary
-        return any(f".{name}".endswith(f".{target}") for target in lora.target_modules)
+        return any(_is_named(name, target) for target in lora.target_modules)
+
+    def unknown_targets(self, lora: LoraConfig) -> list[str]:
+        """Of `target_modules`, those that name no layer; none where `layers` is empty."""
+        targets = lora.target_modules or () if self.layers else ()
+        return [target for target in targets if not any(_is_named(name, target) for name in self.layers)]
+
+    @property
+    def layer_names(self) -> list[str]:
+        """What `target_modules` may name."""
+        return sorted({name.rpartition(".")[2] for name, shape in self.layers.items() if shape[0] != self.vocabulary})
+
+
+def _is_named(name: str, target: str) -> bool:
+    """As peft matches names: the whole of it, or its end after a dot."""
+    return f".{name}".endswith(f".{target}")
 
 
 def looks_like_hub_name(written: str, folder: Path) -> bool:

@@ -140,8 +140,9 @@ class Plan:
     """What one run needs on one machine."""
 
     num_parameters: int
-    num_adapter_parameters: int
-    """Which alone are trained with [trainer.lora]; 0 without it."""
+    num_adapter_parameters: int | None
+    """Which alone are trained with [trainer.lora]; None without it, or where the folder does not tell its layers: then
+    `state` is of the frozen weights alone."""
     state: TrainerState
     """Of one rank."""
     reference: int
@@ -202,8 +203,10 @@ def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens:
     completion_tokens = rollout.max_completion_tokens
     ranks, stage = local.trainer_ranks, trainer.zero_stage
     per_token = kv_bytes_per_token(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, rollout.precision)
-    num_adapter = 0 if trainer.lora is None else sizes.adapter_parameters(trainer.lora)
-    num_trained, num_frozen = (sizes.num_parameters, 0) if trainer.lora is None else (num_adapter, sizes.num_parameters)
+    num_adapter = None if trainer.lora is None else sizes.adapter_parameters(trainer.lora)
+    num_trained, num_frozen = (
+        (sizes.num_parameters, 0) if trainer.lora is None else (num_adapter or 0, sizes.num_parameters)
+    )
     # With adapters it is the policy without them.
     has_reference = trainer.kl_beta > 0 and trainer.lora is None
     return Plan(

@@ -84,6 +84,7 @@ def preflight(
     _tokenize(found, Path(experiment.policy.model), tokenizer)
     found.problems += _reward_problems(file, experiment)
     found.problems += _schedule_problems(file, experiment, found)
+    found.problems += _adapter_problems(file, experiment, found.model)
     found.problems += _context_problems(experiment, found)
     _look_for_overlap(found)
     if for_cluster is None:
@@ -190,6 +191,17 @@ def _schedule_problems(file: ExperimentFile, experiment: ExperimentConfig, found
         yield (
             f"{file.where(waves_key)}: {waves_key} ({waves}) must be at most {rows // wanted}, as often as {wanted} "
             f"prompts go into the {rows} rows of data.train: a step never holds a prompt twice."
+        )
+
+
+def _adapter_problems(file: ExperimentFile, experiment: ExperimentConfig, model: ModelSizes | None) -> Iterator[str]:
+    key, lora = "trainer.lora.target_modules", experiment.trainer.lora
+    if model is None or lora is None:
+        return
+    for target in model.unknown_targets(lora):
+        yield (
+            f'{file.where(key)}: {key}: "{target}" names no layer of policy.model {experiment.policy.model}; its '
+            f"layers are: {', '.join(model.layer_names) or 'none that can have an adapter'}."
         )
 
 

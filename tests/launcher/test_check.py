@@ -91,6 +91,12 @@ def test_a_run_of_adapters_says_how_many_parameters_are_trained(project, capsys:
     assert plan.endswith("parameters of rank 4 are trained beside 320 frozen ones")
 
 
+def test_adapters_that_cannot_be_counted_are_said_to_be_unknown(project, capsys: pytest.CaptureFixture[str]) -> None:
+    (project.model / "model.safetensors").rename(project.model / "pytorch_model.bin")
+    assert command(["check", str(project.file), "-o", "trainer.lora.rank=4"]) == 0
+    assert "LoRA    an unknown number (weights are pickles) of parameters of rank 4" in capsys.readouterr().out
+
+
 def test_what_the_partition_refuses_is_among_the_problems(
     project, cluster: str, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:

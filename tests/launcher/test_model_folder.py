@@ -57,3 +57,12 @@ def test_adapters_are_counted_from_the_shapes_of_the_layers_that_get_one(
     write_safetensors(project.model / "model.safetensors", shapes)
     sizes = read_sizes(project.model)
     assert sizes.adapter_parameters(LoraConfig(rank=3, target_modules=targets)) == 3 * inputs_and_outputs
+    assert sizes.unknown_targets(LoraConfig(target_modules=targets)) == []
+    assert sizes.unknown_targets(LoraConfig(target_modules=("q_proj", "proj", "self_attn.q_proj"))) == ["proj"]
+    assert sizes.layer_names == ["q_proj", "up_proj"]
+
+
+def test_adapters_of_pickled_weights_are_not_counted_as_none(project) -> None:
+    (project.model / "model.safetensors").unlink()
+    (project.model / "pytorch_model.bin").write_bytes(bytes(100))
+    assert read_sizes(project.model).adapter_parameters(LoraConfig()) is None

@@ -120,6 +120,16 @@ def test_more_waves_a_step_than_the_rows_are_enough_for(project) -> None:
     assert project.look("rollout.prompts_per_step=1", "rollout.max_waves=3").problems == []
 
 
+def test_a_lora_target_that_the_model_does_not_have_is_found_before_the_queue(project, write_safetensors) -> None:
+    shapes = {"embed.weight": [39, 8], "layers.0.q_proj.weight": [8, 8], "layers.0.up_proj.weight": [16, 8]}
+    write_safetensors(project.model / "model.safetensors", shapes)
+    assert problem(project, 'trainer.lora.target_modules=["q_proj", "c_attn"]') == (
+        f'-o: trainer.lora.target_modules: "c_attn" names no layer of policy.model {project.model}; its layers are: '
+        "q_proj, up_proj."
+    )
+    assert project.look('trainer.lora.target_modules=["q_proj"]').problems == []
+
+
 def test_prompt_and_completion_beyond_the_models_context(project) -> None:
     project.write_rows("train.jsonl", ["a", "b", " ".join("c" * 29)])
     assert problem(project).splitlines() == [
