@@ -1,9 +1,22 @@
 """Several launches of `mpirun` side by side: all must end well, and none stays behind."""
 
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+
+def launch_ranks(worker: Path, num_ranks: int, log: Path, *arguments: str | Path) -> "subprocess.Popen[bytes]":
+    """Start a worker script as the ranks of one world, which write to `log`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    environment |= {"OMP_NUM_THREADS": "1", "TOWLINE_NUM_TASKS": str(num_ranks), "HF_HUB_OFFLINE": "1"}
+    mpirun = Path(sys.executable).parent / "mpirun"
+    flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(num_ranks)]
+    command = [mpirun, *flags, sys.executable, worker, *arguments]
+    with log.open("w") as output:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
 
 def wait_for_all(launches: Mapping[Path, "subprocess.Popen[bytes]"], limit_s: float) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
+from single_rank import single_rank
 from towline.jobs.control_store import ControlStore
 from towline.jobs.launch import LocalLauncher
 from towline.jobs.store_handle import StoreHandle
@@ -63,13 +62,8 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreHandle]:
 
 @pytest.fixture(scope="module", autouse=True)
 def trainer_group() -> Iterator[None]:
-    """The trainer's default group, of one rank."""
-    is_ours = not dist.is_initialized()
-    if is_ours:
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    if is_ours:
-        dist.destroy_process_group()
+    with single_rank():
+        yield
 
 
 class Ended(Exception):

@@ -8,15 +8,11 @@ one JSON file a rank and one .npz file of weights and moments of the whole world
 
 import copy
 import dataclasses
-import gc
 import json
 import os
 import random
 import shutil
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from torch import Tensor
+from worker_rank import end_process, worker_rank
 
-from towline.jobs.rendezvous import find_world
 from towline.storage import checkpoints
 from towline.storage.checkpoints import TrainingState
 from towline.storage.errors import CheckpointError
@@ -320,33 +316,12 @@ def fill_the_disk(phase: Phase) -> None:
         dist.barrier()
 
 
-@contextmanager
-def trainer_group(address: str, phase: str) -> Iterator[None]:
-    world = find_world()
-    os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": str(world.local_rank)}
-    host, port = address.rsplit(":", 1)
-    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
-    client = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    prefixed = dist.PrefixStore(f"{phase}-{world.size}", client)
-    dist.init_process_group("gloo", store=prefixed, rank=world.rank, world_size=world.size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def main() -> None:
     phase, folder, address = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    # Each ZeRO-3 engine collects garbage, for seconds if it has to look at all that was imported.
-    gc.freeze()
-    with trainer_group(address, phase):
-        warnings.filterwarnings("error")
-        warnings.filterwarnings("ignore", module=r"(torch|deepspeed|transformers)\b")
+    with worker_rank(address, phase):
         {"save": save_all, "load": load_all}[phase](Phase(phase, folder))
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    # As the roles do: threads of a group that is gone can abort the interpreter while it ends.
-    os._exit(0)
+    end_process()

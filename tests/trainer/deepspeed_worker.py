@@ -6,14 +6,10 @@ FOLDER holds the models and the pickled groups; rank 0 leaves there, for each sc
 """
 
 import copy
-import gc
 import json
-import os
 import pickle
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.utils import safe_get_full_grad
 from torch import Tensor
+from worker_rank import end_process, worker_rank
 
-from towline.jobs.rendezvous import find_world
 from towline.storage.errors import NumericsError, RewardError
 from towline.trainer.config import TrainerConfig
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
@@ -423,30 +419,10 @@ def scenarios(s: Scenarios, num_ranks: int) -> Iterator[tuple[str, Scenario]]:
             yield f"not-finite-{precision}-zero{stage}", lambda p=precision, z=stage: s.not_finite(z, p)
 
 
-@contextmanager
-def trainer_group(address: str, phase: str = "ranks") -> Iterator[None]:
-    world = find_world()
-    os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": str(world.local_rank)}
-    host, port = address.rsplit(":", 1)
-    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
-    client = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    dist.init_process_group(
-        "gloo", store=dist.PrefixStore(f"{phase}-{world.size}", client), rank=world.rank, world_size=world.size
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def main() -> None:
     folder, address = Path(sys.argv[1]), sys.argv[2]
     chosen = sys.argv[3:]
-    # Each ZeRO-3 engine collects garbage, for seconds if it has to look at all that was imported.
-    gc.freeze()
-    with trainer_group(address):
-        warnings.filterwarnings("error")
-        warnings.filterwarnings("ignore", module=r"(torch|deepspeed|transformers)\b")
+    with worker_rank(address, "ranks"):
         for name, run in scenarios(Scenarios(folder), dist.get_world_size()):
             if chosen and name not in chosen:
                 continue
@@ -460,6 +436,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    # As the roles do: threads of a group that is gone can abort the interpreter while it ends.
-    os._exit(0)
+    end_process()

@@ -8,12 +8,9 @@ FOLDER/checkpoints/CASE-byRANKS; what a phase found goes to FOLDER/PHASE-RANKS, 
 """
 
 import copy
-import gc
 import json
-import os
 import pickle
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
-from deepspeed_worker import to_numpy, trainer_group
+from deepspeed_worker import to_numpy
+from worker_rank import end_process, worker_rank
 
 from towline.storage.checkpoints import TrainingState
 from towline.trainer.checkpoint import load_checkpoint, save_checkpoint
@@ -226,16 +224,10 @@ def keep(place: Path, name: str, values: dict[str, Any], arrays: Arrays) -> None
 
 def main() -> None:
     phase, folder, address = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    # Each ZeRO-3 engine collects garbage, for seconds if it has to look at all that was imported.
-    gc.freeze()
-    with trainer_group(address, phase):
-        warnings.filterwarnings("error")
-        warnings.filterwarnings("ignore", module=r"(torch|torchao|deepspeed|transformers)\b")
+    with worker_rank(address, phase):
         {"save": save_all, "load": load_all}[phase](folder, folder / f"{phase}-{dist.get_world_size()}", {})
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    # As the roles do: threads of a group that is gone can abort the interpreter while it ends.
-    os._exit(0)
+    end_process()

@@ -6,13 +6,10 @@ FOLDER holds the models and the pickled groups of each step. Checkpoints lie in 
 found goes to FOLDER/PHASE-RANKS, for each case one JSON file and one .npz file.
 """
 
-import gc
 import importlib.util
 import json
-import os
 import pickle
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from deepspeed_worker import RecordingEngine, to_numpy, trainer_group
+from deepspeed_worker import RecordingEngine, to_numpy
+from worker_rank import end_process, worker_rank
 
 from towline.jobs import trainer_role
 from towline.storage.checkpoints import TrainingState
@@ -195,16 +193,10 @@ def refresh_without_room(folder: Path) -> list[str]:
 
 def main() -> None:
     phase, folder, address = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    # Each ZeRO-3 engine collects garbage, for seconds if it has to look at all that was imported.
-    gc.freeze()
-    with trainer_group(address, phase):
-        warnings.filterwarnings("error")
-        warnings.filterwarnings("ignore", module=r"(torch|torchao|deepspeed|transformers)\b")
+    with worker_rank(address, phase):
         {"save": save_all, "load": load_all}[phase](folder, folder / f"{phase}-{_ranks()}")
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    # As the roles do: threads of a group that is gone can abort the interpreter while it ends.
-    os._exit(0)
+    end_process()

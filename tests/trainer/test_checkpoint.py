@@ -3,9 +3,6 @@ process, also with another number of ranks as far as arithmetic allows, and what
 checkpoint_worker.py saves in one launch for each number of ranks and loads in another; the tests compare."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from launches import wait_for_all
+from launches import launch_ranks, wait_for_all
 from small_disk import small_disk
 from tiny_models import sharded_llama
 
@@ -58,18 +55,9 @@ class Found:
         return self.folder / "checkpoints" / name / "step-000005"
 
 
-def launch(phase, num_ranks, folder, address):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
-    environment |= {"OMP_NUM_THREADS": "1", "TOWLINE_NUM_TASKS": str(num_ranks), "HF_HUB_OFFLINE": "1"}
-    mpirun = Path(sys.executable).parent / "mpirun"
-    flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(num_ranks)]
-    command = [mpirun, *flags, sys.executable, WORKER, phase, folder, address]
-    with (folder / f"{phase}-{num_ranks}.log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-
 def run_phase(phase, folder, address):
-    launches = {folder / f"{phase}-{ranks}.log": launch(phase, ranks, folder, address) for ranks in (1, 2)}
+    logs = {ranks: folder / f"{phase}-{ranks}.log" for ranks in (1, 2)}
+    launches = {log: launch_ranks(WORKER, ranks, log, phase, folder, address) for ranks, log in logs.items()}
     wait_for_all(launches, LAUNCH_TIMEOUT_S)
 
 

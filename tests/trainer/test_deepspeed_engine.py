@@ -5,10 +5,7 @@ ranks; the tests compare what it found."""
 import copy
 import dataclasses
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launches import wait_for_all
+from launches import launch_ranks, wait_for_all
 from scored_groups import NAN, completion, score, scored_group
 from tiny_models import sharded_llama
 from towline.storage.records import FinishReason
@@ -147,17 +144,6 @@ class Found:
             return dict(stored)
 
 
-def launch(num_ranks, folder, address):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
-    environment |= {"OMP_NUM_THREADS": "1", "TOWLINE_NUM_TASKS": str(num_ranks), "HF_HUB_OFFLINE": "1"}
-    mpirun = Path(sys.executable).parent / "mpirun"
-    flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(num_ranks)]
-    with (folder / f"ranks-{num_ranks}.log").open("w") as log:
-        return subprocess.Popen(
-            [mpirun, *flags, sys.executable, WORKER, folder, address], env=environment, stdout=log, stderr=log
-        )
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, models, groups):
     folder = tmp_path_factory.mktemp("deepspeed")
@@ -165,7 +151,9 @@ def found(tmp_path_factory, models, groups):
         model.save_pretrained(folder / name)
     (folder / "groups.pkl").write_bytes(pickle.dumps(groups))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    launches = {folder / f"ranks-{ranks}.log": launch(ranks, folder, f"127.0.0.1:{store.port}") for ranks in (1, 2)}
+    logs = {ranks: folder / f"ranks-{ranks}.log" for ranks in (1, 2)}
+    address = f"127.0.0.1:{store.port}"
+    launches = {log: launch_ranks(WORKER, ranks, log, folder, address) for ranks, log in logs.items()}
     wait_for_all(launches, LAUNCH_TIMEOUT_S)
     return Found(folder)
 

@@ -4,10 +4,7 @@ The second half trains under a real mpirun: lora_worker.py trains and saves in o
 loads in another."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +19,11 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
-from launches import wait_for_all
+from launches import launch_ranks, wait_for_all
+from tiny_models import sharded_llama
 from towline.storage.errors import ModelError
 from towline.trainer.config import LoraConfig
 from towline.trainer.head_check import check_head
@@ -46,14 +42,7 @@ LINEAR = 7
 
 
 def tiny_llama(seed, *, tied):
-    """As test_deepspeed_engine's: ZeRO-3 shards its embeddings and MLP always, and keeps the rest whole after use."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=1600, hidden_size=64, intermediate_size=1600, num_hidden_layers=2, num_attention_heads=2,
-        head_dim=32, num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=tied,
-        initializer_range=0.06,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = sharded_llama(seed, tied=tied)
     # Some models have such zeros; a digest tells them from 0.0.
     model.model.layers[0].mlp.up_proj.weight.data[:3, :5] = -0.0
     return model
@@ -241,16 +230,6 @@ class Found:
         return self.folder / "checkpoints" / f"{case}-by{ranks}" / "step-000005"
 
 
-def launch(phase, ranks, folder, address):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
-    environment |= {"OMP_NUM_THREADS": "1", "TOWLINE_NUM_TASKS": str(ranks), "HF_HUB_OFFLINE": "1"}
-    mpirun = Path(sys.executable).parent / "mpirun"
-    flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    command = [mpirun, *flags, sys.executable, WORKER, phase, folder, address]
-    with (folder / f"{phase}-{ranks}.log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-
 def examples():
     """Six sequences, and what their completion tokens weigh in the worker's loss: all different, of both signs."""
     rng = np.random.default_rng(0)
@@ -267,12 +246,11 @@ def examples():
 def found(folder):
     (folder / "examples.pkl").write_bytes(pickle.dumps(examples()))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = f"127.0.0.1:{store.port}"
     for phase in ("save", "load"):
-        address = f"127.0.0.1:{store.port}"
-        wait_for_all(
-            {folder / f"{phase}-{ranks}.log": launch(phase, ranks, folder, address) for ranks in (1, 2)},
-            LAUNCH_TIMEOUT_S,
-        )
+        logs = {ranks: folder / f"{phase}-{ranks}.log" for ranks in (1, 2)}
+        launches = {log: launch_ranks(WORKER, ranks, log, phase, folder, address) for ranks, log in logs.items()}
+        wait_for_all(launches, LAUNCH_TIMEOUT_S)
     return Found(folder)
 
 

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ import torch.distributed as dist
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from launches import wait_for_all
+from launches import launch_ranks, wait_for_all
 from scored_groups import completion, scored_group
 from tiny_models import sharded_llama
 from towline.storage.errors import ModelError
@@ -161,16 +159,6 @@ def step_groups(step):
     ]
 
 
-def launch(phase, ranks, folder, address):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
-    environment |= {"OMP_NUM_THREADS": "1", "TOWLINE_NUM_TASKS": str(ranks), "HF_HUB_OFFLINE": "1"}
-    mpirun = Path(sys.executable).parent / "mpirun"
-    flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    command = [mpirun, *flags, sys.executable, WORKER, phase, folder, address]
-    with (folder / f"{phase}-{ranks}.log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
@@ -179,9 +167,10 @@ def found(tmp_path_factory):
     (folder / "groups.pkl").write_bytes(pickle.dumps([step_groups(step) for step in range(STEPS)]))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = f"127.0.0.1:{store.port}"
-    wait_for_all({folder / "save-2.log": launch("save", 2, folder, address)}, LAUNCH_TIMEOUT_S)
-    loads = {folder / f"load-{ranks}.log": launch("load", ranks, folder, address) for ranks in (2, 1)}
-    wait_for_all(loads, LAUNCH_TIMEOUT_S)
+    for phase, worlds in (("save", (2,)), ("load", (2, 1))):
+        logs = {ranks: folder / f"{phase}-{ranks}.log" for ranks in worlds}
+        launches = {log: launch_ranks(WORKER, ranks, log, phase, folder, address) for ranks, log in logs.items()}
+        wait_for_all(launches, LAUNCH_TIMEOUT_S)
     return Found(folder)
 
 

@@ -10,10 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed import HashStore
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from single_rank import single_rank
 from towline.trainer.attention import register_varlen_attention
 from towline.trainer.config import TrainerConfig
 from towline.trainer.fixed_logprobs import FixedLogprobs
@@ -31,13 +30,8 @@ CONFIG = TrainerConfig(learning_rate=1e-6, kl_beta=0.1, precision="float32")
 
 @pytest.fixture(scope="module", autouse=True)
 def trainer_group():
-    """The trainer's default group, of one rank."""
-    is_ours = not dist.is_initialized()
-    if is_ours:
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    if is_ours:
-        dist.destroy_process_group()
+    with single_rank():
+        yield
 
 
 # --- gradients ---------------------------------------------------------------------------------------------------

@@ -164,36 +164,34 @@ def test_srun_is_told_to_end_its_step_and_passes_signals_on(
     assert process.poll() == -signal.SIGTERM
 
 
-def test_steps_of_an_srun_that_was_killed_are_cancelled_by_name(
-    tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch
-):
+def end_of_a_killed_srun(tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLEEPS", "600")
-    cancelled = tmp_path / "cancelled"
-    squeue = f"#!/bin/sh\n[ -e {cancelled} ] || printf '12.0|trainer.0\\n12.3|rollout.0.1\\n'\n"
-    for name, text in {"squeue": squeue, "scancel": f'#!/bin/sh\necho "$@" >> {cancelled}\n'}.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
     process = SrunLauncher(profile(), GROUPS).start(spec(tmp_path, "rollout.0", group="rollout"))
     while not said.exists():
         time.sleep(0.01)
     os.kill(process._popen.pid, signal.SIGKILL)
     process._popen.wait()
     process.end(0.0)
+
+
+def test_steps_of_an_srun_that_was_killed_are_cancelled_by_name(
+    tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cancelled = tmp_path / "cancelled"
+    squeue = f"#!/bin/sh\n[ -e {cancelled} ] || printf '12.0|trainer.0\\n12.3|rollout.0.1\\n'\n"
+    for name, text in {"squeue": squeue, "scancel": f'#!/bin/sh\necho "$@" >> {cancelled}\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    end_of_a_killed_srun(tmp_path, said, monkeypatch)
     assert cancelled.read_text() == "--signal=KILL 12.3\n"
 
 
 def test_a_controller_that_is_away_hides_no_fault_when_a_step_is_ended(
     tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setenv("SLEEPS", "600")
     (tmp_path / "squeue").write_text("#!/bin/sh\necho Unable to contact slurm controller >&2\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
-    process = SrunLauncher(profile(), GROUPS).start(spec(tmp_path, "rollout.0", group="rollout"))
-    while not said.exists():
-        time.sleep(0.01)
-    os.kill(process._popen.pid, signal.SIGKILL)
-    process._popen.wait()
-    process.end(0.0)
+    end_of_a_killed_srun(tmp_path, said, monkeypatch)
     assert "whether step rollout.0.1 has ended is not known" in capsys.readouterr().out
 
 
