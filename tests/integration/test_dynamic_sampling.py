@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from integration.bits import differences
 from integration.fault_runs import EXPERIMENT, begun, held
 from integration.runs import MODEL, LiveRun
-from towline.storage.ledger import sealed_chunks
+from towline.storage.ledger import read_scores, sealed_chunks
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,6 +51,14 @@ def test_a_step_draws_as_many_waves_as_it_needs_and_no_more(one_engine: LiveRun)
         assert {path.parent.name for path in paths} == {f"wave-{wave}" for wave in range(int(row["rollouts/waves"]))}
         assert row["rollouts/useful"] >= 4 or row["rollouts/waves"] == 4
         assert row["rollouts/surplus"] == max(0, row["rollouts/useful"] - 4)
+
+
+def test_the_mean_reward_is_that_of_the_first_wave_whatever_is_trained_on(one_engine: LiveRun):
+    for row in one_engine.rows:
+        paths = sealed_chunks(one_engine.folder / "rollouts", row["step"])
+        sheets = [read_scores(path) for path in paths if path.parent.name == "wave-0"]
+        totals = [score.total for sheet in sheets for score in sheet.scores]
+        assert row["reward/mean"] == pytest.approx(np.mean(totals))
 
 
 def test_two_engines_a_killed_one_and_a_killed_trainer_leave_the_bits_of_an_undisturbed_run(
