@@ -1,6 +1,8 @@
 """Prompt text to token ids, and completion ids back to text. Needs transformers, not torch."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from towline.storage.errors import ModelError
 
@@ -14,10 +16,8 @@ class PromptTokenizer:
     """
 
     def __init__(self, folder: Path, *, chat: bool) -> None:
-        from transformers import AutoTokenizer  # a second to import; not needed to show the command's help
-
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer = _tokenizer_class(folder).from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
             raise ModelError(f"policy.model {folder} has no tokenizer that can be loaded: {error}") from error
         if chat and not self._tokenizer.chat_template:
@@ -54,12 +54,22 @@ class PromptTokenizer:
     @property
     def stop_token_ids(self) -> list[int]:
         """Tokens that end a completion: the tokenizer's end token and those of the model's generation settings."""
-        from transformers import GenerationConfig
-
-        ids = {self._tokenizer.eos_token_id}
-        try:
-            ends = GenerationConfig.from_pretrained(self._tokenizer.name_or_path, local_files_only=True).eos_token_id
-        except OSError:
-            ends = None
-        ids |= set(ends) if isinstance(ends, list) else {ends}
+        ends = _read_json(Path(self._tokenizer.name_or_path) / "generation_config.json").get("eos_token_id")
+        ids = {self._tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
         return sorted(token for token in ids if token is not None)
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """The class that AutoTokenizer would choose.
+
+    Asked itself only where the folder does not name the plain one: AutoTokenizer imports half of torch, which is two
+    seconds in each engine and before each submission.
+    """
+    import transformers  # a second; not needed to show the command's help
+
+    named = _read_json(folder / "tokenizer_config.json").get("tokenizer_class")
+    return transformers.TokenizersBackend if named == "TokenizersBackend" else transformers.AutoTokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}

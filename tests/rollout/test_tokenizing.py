@@ -71,6 +71,20 @@ def test_a_chat_template_without_bos_is_taken_at_its_word(save: Save):
     assert PromptTokenizer(folder, chat=True).encode("sort") == [USER, SORT, ASSISTANT]
 
 
+@pytest.mark.parametrize("named", ["TokenizersBackend", "PreTrainedTokenizerFast", "GPT2Tokenizer"])
+def test_the_tokenizer_is_the_one_that_transformers_chooses(words: Path, named: str):
+    from transformers import AutoTokenizer
+
+    file = words / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": named}))
+    chosen = AutoTokenizer.from_pretrained(words)
+    tokenizer = PromptTokenizer(words, chat=True)
+    assert type(tokenizer._tokenizer) is type(chosen)
+    assert tokenizer.encode("sort this") == chosen.apply_chat_template(
+        [{"role": "user", "content": "sort this"}], add_generation_prompt=True, return_dict=False
+    )
+
+
 def test_chat_without_a_template_is_refused(save: Save):
     folder = save(word_tokenizer(), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     with pytest.raises(ModelError, match=r"data\.chat = false"):
