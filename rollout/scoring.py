@@ -219,7 +219,8 @@ class ScoringPool:
         if reply.get("number") != index:
             raise _WorkerEnded("the worker answered what was not asked")
         fields = reply["score"]
-        score = Score(**fields | {"status": ScoreStatus(fields["status"])})
+        statuses = {name: ScoreStatus(status) for name, status in fields["part_status"].items()}
+        score = Score(**fields | {"status": ScoreStatus(fields["status"]), "part_status": statuses})
         self._measure(worker.elapsed_s(), work[index], score.status)
         worker.item = None
         outcomes.append((index, score))
@@ -237,8 +238,17 @@ class ScoringPool:
         return f"rewards {', '.join(self._uses)}: {what} while a worker loaded them; try to import the file by hand"
 
     def _unscored(self, status: ScoreStatus, seconds: float, detail: str) -> Score:
-        parts = dict.fromkeys(self._names, math.nan)
-        return Score(parts=parts, total=math.nan, status=status, seconds=seconds, detail=detail)
+        """Which part it was is not known here."""
+        unknown = dict.fromkeys(self._names, math.nan)
+        return Score(
+            parts=unknown,
+            part_status=dict.fromkeys(self._names, status),
+            part_seconds=unknown,
+            total=math.nan,
+            status=status,
+            seconds=seconds,
+            detail=detail,
+        )
 
     def _measure(self, seconds: float, item: Item, status: ScoreStatus) -> None:
         self._seconds.append(seconds)

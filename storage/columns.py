@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from towline.storage.errors import LedgerError
-from towline.storage.ledger_schema import CHUNK_ELEMENTS, VERSION, Column
+from towline.storage.ledger_schema import CHUNK_ELEMENTS, VERSIONS, Column
 
 Columns = dict[str, NDArray[Any]]
 
@@ -40,7 +40,7 @@ def write_columns(
     digest = _digest(typed, header)
     # HDF5 itself swallows the error of a full disk, or crashes: it builds the file in memory, Python writes it.
     with h5py.File(path, "w", driver="core", backing_store=False, libver=_FORMAT) as file:
-        file.attrs["schema_version"] = VERSION
+        file.attrs["schema_version"] = VERSIONS[kind]
         # Text of fixed length lies under HDF5's checksums; of variable length it would not.
         for name, text in {"kind": kind, "header": header, "digest": digest}.items():
             file.attrs[name] = np.bytes_(text.encode())
@@ -55,10 +55,11 @@ def write_columns(
 
 
 def read_columns(path: Path, kind: str, schema: tuple[Column, ...]) -> tuple[Columns, dict[str, Any], str]:
-    """Return columns, attributes and digest.
+    """Return columns, attributes and digest; of an older version, without the columns that came since.
 
     Raises:
-        LedgerError: the file is not of this kind or version, does not open, or its content is not what was sealed.
+        LedgerError: the file is of another kind or a later version, does not open, or its content is not what was
+            sealed.
     """
     try:
         image = path.read_bytes()
@@ -70,8 +71,9 @@ def read_columns(path: Path, kind: str, schema: tuple[Column, ...]) -> tuple[Col
         # HDF5 sees bytes, not a file: no lock of its own, no handle that goes stale or cannot be pickled.
         with h5py.File(h5py.h5f.open_file_image(image)) as file:
             found = (_text(file, "kind"), int(file.attrs["schema_version"]))
-            if found != (kind, VERSION):
-                raise LedgerError(f"{path}: found kind and version {found}, expected {(kind, VERSION)}.")
+            if found[0] != kind or not 1 <= found[1] <= VERSIONS[kind]:
+                raise LedgerError(f"{path}: found kind and version {found}, expected {(kind, VERSIONS[kind])}.")
+            schema = tuple(column for column in schema if column.since <= found[1])
             header, sealed = _text(file, "header"), _text(file, "digest")
             columns: Columns = {column.name: np.asarray(file[column.name]) for column in schema}
     except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:

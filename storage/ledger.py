@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from towline.storage.columns import offsets, pack_texts, read_columns, unpack_texts, write_columns
+from towline.storage.columns import Columns, offsets, pack_texts, read_columns, unpack_texts, write_columns
 from towline.storage.errors import LedgerError
 from towline.storage.ledger_schema import SCORES, SHARD
 from towline.storage.publish import publish_first
@@ -123,11 +123,14 @@ def seal_scores(shard: Path, sheet: ScoreSheet) -> None:
     """Write and publish the scores of `shard` beside it. Raises FileExistsError when it is scored already."""
     names = sorted(sheet.weights)
     for score in sheet.scores:
-        if sorted(score.parts) != names:
-            raise LedgerError(f"{scores_path(shard)}: a score has the parts {sorted(score.parts)}, expected {names}.")
+        for parts in (score.parts, score.part_status, score.part_seconds):
+            if sorted(parts) != names:
+                raise LedgerError(f"{scores_path(shard)}: a score has the parts {sorted(parts)}, expected {names}.")
     detail, detail_offsets = pack_texts([score.detail for score in sheet.scores])
     columns = {
         "parts": np.array([score.parts[name] for score in sheet.scores for name in names]),
+        "part_status": np.array([score.part_status[name] for score in sheet.scores for name in names]),
+        "part_seconds": np.array([score.part_seconds[name] for score in sheet.scores for name in names]),
         "total": np.array([score.total for score in sheet.scores]),
         "status": np.array([score.status for score in sheet.scores]),
         "seconds": np.array([score.seconds for score in sheet.scores]),
@@ -141,22 +144,33 @@ def seal_scores(shard: Path, sheet: ScoreSheet) -> None:
 
 def read_scores(shard: Path) -> ScoreSheet:
     columns, attributes, _ = read_columns(scores_path(shard), "scores", SCORES)
-    names = sorted(attributes["weights"])
-    parts = columns["parts"].reshape(-1, len(names)) if names else np.zeros((len(columns["total"]), 0))
+    if "part_status" not in columns:
+        columns |= _parts_of_version_1(columns)
+    names, num_completions = sorted(attributes["weights"]), len(columns["total"])
+    values, statuses, times = (
+        columns[name].reshape(num_completions, len(names)) for name in ("parts", "part_status", "part_seconds")
+    )
     details = unpack_texts(columns["detail"], columns["detail_offsets"])
     scores = tuple(
         Score(
-            parts=dict(zip(names, map(float, row), strict=True)),
-            total=float(total),
-            status=ScoreStatus(int(status)),
-            seconds=float(seconds),
-            detail=detail,
+            parts=dict(zip(names, map(float, values[row]), strict=True)),
+            part_status=dict(zip(names, map(ScoreStatus, statuses[row].tolist()), strict=True)),
+            part_seconds=dict(zip(names, map(float, times[row]), strict=True)),
+            total=float(columns["total"][row]),
+            status=ScoreStatus(int(columns["status"][row])),
+            seconds=float(columns["seconds"][row]),
+            detail=details[row],
         )
-        for row, total, status, seconds, detail in zip(
-            parts, columns["total"], columns["status"], columns["seconds"], details, strict=True
-        )
+        for row in range(num_completions)
     )
     return ScoreSheet(scores=scores, **attributes)
+
+
+def _parts_of_version_1(columns: Columns) -> Columns:
+    """It kept one status and one time for all parts; a part without a value is what has that status."""
+    num_parts = len(columns["parts"]) // max(1, len(columns["total"]))
+    statuses = np.where(np.isnan(columns["parts"]), np.repeat(columns["status"], num_parts), ScoreStatus.OK)
+    return {"part_status": statuses, "part_seconds": np.full(len(statuses), np.nan)}
 
 
 def read_scored_shard(path: Path) -> tuple[Shard, ScoreSheet]:

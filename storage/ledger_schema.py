@@ -9,7 +9,8 @@ Measured (2,048 rollouts, 23 MB): shuffle + zstd level 3 in 16 k chunks writes 3
 
 from dataclasses import dataclass
 
-VERSION = 1
+VERSIONS = {"rollouts": 1, "scores": 2}
+"""Kind of file → version that is written. Older ones are read; they lack the columns that came since."""
 CHUNK_ELEMENTS = 16_384
 
 
@@ -19,6 +20,8 @@ class Column:
     dtype: str
     length: str
     meaning: str
+    since: int = 1
+    """First version of its kind of file that has it."""
 
 
 SHARD = (
@@ -46,9 +49,13 @@ SCORES = (
     Column(
         name="parts", dtype="float64", length="C*R", meaning="row-major [C, R], parts by name ascending; NaN = failed"
     ),
+    Column(name="part_status", dtype="uint8", length="C*R", meaning="[C, R]: 0 ok, 1 failed, 2 time-out", since=2),
+    Column(
+        name="part_seconds", dtype="float32", length="C*R", meaning="[C, R]: wall time; NaN = not measured", since=2
+    ),
     Column(name="total", dtype="float64", length="C", meaning="weighted sum; NaN unless every part is OK"),
-    Column(name="status", dtype="uint8", length="C", meaning="0 ok, 1 failed, 2 time-out"),
-    Column(name="seconds", dtype="float32", length="C", meaning="wall time of the grading"),
+    Column(name="status", dtype="uint8", length="C", meaning="the worst of the parts'"),
+    Column(name="seconds", dtype="float32", length="C", meaning="wall time of all parts together"),
     Column(name="detail", dtype="uint8", length="B", meaning="why it failed, UTF-8"),
     Column(name="detail_offsets", dtype="int64", length="C+1", meaning="bytes"),
 )

@@ -58,10 +58,16 @@ class RolloutGroup:
 class Score:
     parts: dict[str, float]
     """Reward part → value, unweighted; NaN where that part failed."""
+    part_status: dict[str, ScoreStatus]
+    """Reward part → what became of it; the same names as in `parts`."""
+    part_seconds: dict[str, float]
+    """Reward part → wall time, s; NaN where it was not measured."""
     total: float
     """Weighted sum; NaN unless every part is OK."""
     status: ScoreStatus
+    """The worst of the parts'."""
     seconds: float
+    """Wall time of all parts together, s."""
     detail: str = ""
 
 

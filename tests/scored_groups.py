@@ -21,8 +21,11 @@ def completion(token_ids, logprobs=None, *, finish_reason=FinishReason.STOP, ver
 
 
 def score(total, *, detail="", **parts):
+    parts = parts or {"exact": total}
     return Score(
-        parts=parts or {"exact": total},
+        parts=parts,
+        part_status={name: ScoreStatus.FAILED if np.isnan(value) else ScoreStatus.OK for name, value in parts.items()},
+        part_seconds=dict.fromkeys(parts, 0.1 / len(parts)),
         total=total,
         status=ScoreStatus.FAILED if np.isnan(total) else ScoreStatus.OK,
         seconds=0.1,

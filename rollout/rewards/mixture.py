@@ -49,6 +49,8 @@ def score(parts: Sequence[RewardPart], completion: str, gold: str) -> Score:
     statuses = {verdict.status for verdict in verdicts.values()}
     return Score(
         parts=values,
+        part_status={name: verdict.status for name, verdict in verdicts.items()},
+        part_seconds={name: verdict.seconds for name, verdict in verdicts.items()},
         total=sum(part.weight * values[part.name] for part in parts),
         status=next((s for s in (ScoreStatus.FAILED, ScoreStatus.TIMEOUT) if s in statuses), ScoreStatus.OK),
         seconds=sum(verdict.seconds for verdict in verdicts.values()),

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from towline.storage.records import Score
+from towline.storage.records import Score, ScoreStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,13 @@ class OverlongPart:
     def added_to(self, score: Score, num_tokens: int) -> Score:
         """The score with this part in parts and total; the total of a score that failed stays NaN."""
         penalty = self.penalty(num_tokens)
-        return replace(score, parts={**score.parts, self.name: penalty}, total=score.total + self.weight * penalty)
+        return replace(
+            score,
+            parts={**score.parts, self.name: penalty},
+            part_status={**score.part_status, self.name: ScoreStatus.OK},
+            part_seconds={**score.part_seconds, self.name: 0.0},
+            total=score.total + self.weight * penalty,
+        )
 
     def added_to_hash(self, code_hash: str) -> str:
         """Fingerprint of the code and the parameters of this part and of those that `code_hash` is of."""

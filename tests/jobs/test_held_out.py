@@ -6,7 +6,15 @@ from towline.storage.records import Score, ScoreStatus
 
 
 def score(total: float, status: ScoreStatus = ScoreStatus.OK) -> Score:
-    return Score(parts={"exact_match": total}, total=total, status=status, seconds=0.0, detail="worker died")
+    return Score(
+        parts={"exact_match": total},
+        part_status={"exact_match": status},
+        part_seconds={"exact_match": 0.0},
+        total=total,
+        status=status,
+        seconds=0.0,
+        detail="worker died",
+    )
 
 
 def test_what_could_not_be_judged_is_counted_and_left_out_of_the_accuracy():

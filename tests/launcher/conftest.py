@@ -281,10 +281,13 @@ def completion(text: str, version: int) -> Completion:
 
 def score(total: float) -> Score:
     failed = np.isnan(total)
+    status = ScoreStatus.FAILED if failed else ScoreStatus.OK
     return Score(
         parts={"exact_match": total},
+        part_status={"exact_match": status},
+        part_seconds={"exact_match": 0.1},
         total=total,
-        status=ScoreStatus.FAILED if failed else ScoreStatus.OK,
+        status=status,
         seconds=0.1,
         detail="exact_match: ZeroDivisionError at reward.py:3" if failed else "",
     )

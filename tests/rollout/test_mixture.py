@@ -36,6 +36,8 @@ def test_a_failed_part_spoils_the_total_but_not_its_neighbours() -> None:
     assert math.isnan(result.parts["broken"])
     assert math.isnan(result.total)
     assert (result.parts["fine"], result.status) == (1.0, ScoreStatus.FAILED)
+    assert result.part_status == {"broken": ScoreStatus.FAILED, "fine": ScoreStatus.OK}
+    assert result.seconds == sum(result.part_seconds.values()) > 0
     assert result.detail.startswith("broken: ZeroDivisionError: division by zero at ")
     assert __file__ in result.detail
 

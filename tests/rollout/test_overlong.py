@@ -41,6 +41,8 @@ def test_it_joins_parts_and_total():
     joined = PART.added_to(score(1.0), 16)
     assert joined.parts == {"exact": 1.0, "overlong": -0.5}
     assert (joined.total, joined.status) == (0.75, ScoreStatus.OK)
+    assert joined.part_status == {"exact": ScoreStatus.OK, "overlong": ScoreStatus.OK}
+    assert joined.part_seconds == {"exact": 0.1, "overlong": 0.0}
 
 
 def test_a_completion_that_is_short_enough_keeps_its_total():

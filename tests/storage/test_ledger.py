@@ -17,10 +17,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from small_disk import small_disk
+from towline.storage.columns import write_columns
 from towline.storage.errors import LedgerError
 from towline.storage.ledger import (
     ScoreSheet,
@@ -34,6 +36,7 @@ from towline.storage.ledger import (
     sealed_chunks,
     sealed_steps,
 )
+from towline.storage.ledger_schema import SCORES
 from towline.storage.records import (
     ChunkId,
     Completion,
@@ -120,7 +123,15 @@ def sealed(path: Path, groups: tuple[RolloutGroup, ...] = ODD_GROUPS) -> Shard:
 
 
 def score(total: float, **parts: float) -> Score:
-    return Score(parts=parts or {"exact_match": total}, total=total, status=ScoreStatus.OK, seconds=0.5)
+    parts = parts or {"exact_match": total}
+    return Score(
+        parts=parts,
+        part_status=dict.fromkeys(parts, ScoreStatus.OK),
+        part_seconds=dict.fromkeys(parts, 0.25),
+        total=total,
+        status=ScoreStatus.OK,
+        seconds=0.5,
+    )
 
 
 def sheet(shard_digest: str, *scores: Score, **weights: float) -> ScoreSheet:
@@ -378,16 +389,41 @@ def test_a_limit_on_file_size_publishes_nothing(tmp_path: Path) -> None:
 
 def test_every_field_of_a_score_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
+    ok, fails, times_out = ScoreStatus
     failed = Score(
-        parts={"format": 1.0, "exact_match": NAN}, total=NAN, status=ScoreStatus.FAILED, seconds=0.25, detail="π \ud800"
+        parts={"format": 1.0, "exact_match": NAN},
+        part_status={"format": ok, "exact_match": fails},
+        part_seconds={"format": 0.0625, "exact_match": 0.1875},
+        total=NAN,
+        status=fails,
+        seconds=0.25,
+        detail="π \ud800",
     )
-    late = Score(parts={"format": NAN, "exact_match": NAN}, total=NAN, status=ScoreStatus.TIMEOUT, seconds=5.0)
-    good = Score(parts={"format": 0.1, "exact_match": -1e-300}, total=70000.1, status=ScoreStatus.OK, seconds=0.0)
+    late = Score(
+        parts={"format": NAN, "exact_match": NAN},
+        part_status={"format": fails, "exact_match": times_out},
+        part_seconds={"format": NAN, "exact_match": 5.0},
+        total=NAN,
+        status=times_out,
+        seconds=5.0,
+    )
+    good = Score(
+        parts={"format": 0.1, "exact_match": -1e-300},
+        part_status={"format": ok, "exact_match": ok},
+        part_seconds={"format": 0.0, "exact_match": 0.0},
+        total=70000.1,
+        status=ok,
+        seconds=0.0,
+    )
     seal_scores(path, sheet("d1", failed, late, good, format=0.3, exact_match=1.0))
     found = read_scores(path)
     # By text, in which NaN equals NaN.
     assert repr([score.parts["exact_match"] for score in found.scores]) == "[nan, nan, -1e-300]"
     assert repr([score.parts["format"] for score in found.scores]) == "[1.0, nan, 0.1]"
+    assert [score.part_status["format"] for score in found.scores] == [ok, fails, ok]
+    assert [score.part_status["exact_match"] for score in found.scores] == [fails, times_out, ok]
+    assert repr([score.part_seconds["format"] for score in found.scores]) == "[0.0625, nan, 0.0]"
+    assert [score.part_seconds["exact_match"] for score in found.scores] == [0.1875, 5.0, 0.0]
     assert repr([score.total for score in found.scores]) == "[nan, nan, 70000.1]"
     assert [score.status for score in found.scores] == [ScoreStatus.FAILED, ScoreStatus.TIMEOUT, ScoreStatus.OK]
     assert [score.seconds for score in found.scores] == [0.25, 5.0, 0.0]
@@ -402,6 +438,7 @@ def test_each_part_keeps_its_own_value_in_whatever_order_parts_are_named(tmp_pat
     found = read_scores(tmp_path / "a.h5")
     assert found.scores[0].parts == {"alpha": 2.0, "mid": 3.0, "zeta": 1.0}
     assert found.scores[1].parts == {"alpha": 5.0, "mid": 6.0, "zeta": 4.0}
+    assert found.scores[1].part_seconds == {"alpha": 0.25, "mid": 0.25, "zeta": 0.25}
     assert found.weights == {"alpha": 0.5, "mid": 0.0, "zeta": -1.0}
 
 
@@ -415,6 +452,36 @@ def test_a_score_whose_parts_are_not_the_sheet_s_is_refused(tmp_path: Path, part
     with pytest.raises(LedgerError, match=r"a\.scores\.h5: a score has the parts .*expected \['exact_match', 'format'"):
         seal_scores(tmp_path / "a.h5", sheet("d", score(1.0, **parts), format=1.0, exact_match=1.0))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("field", ["part_status", "part_seconds"])
+def test_a_score_that_says_nothing_of_one_of_its_parts_is_refused(tmp_path: Path, field: str) -> None:
+    odd = dataclasses.replace(score(1.0), **{field: {}})
+    with pytest.raises(LedgerError, match=r"a score has the parts \[\], expected \['exact_match'\]"):
+        seal_scores(tmp_path / "a.h5", sheet("d", odd))
+
+
+def test_scores_of_the_first_version_are_read_without_the_time_of_each_part(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    columns = {
+        "parts": np.array([1.0, NAN, 0.5, 1.0]),
+        "total": np.array([NAN, 1.5]),
+        "status": np.array([1, 0]),
+        "seconds": np.array([0.25, 0.5]),
+        "detail": np.zeros(0),
+        "detail_offsets": np.zeros(3),
+    }
+    first = tuple(column for column in SCORES if column.since == 1)
+    attributes = {"weights": {"b": 1.0, "a": 1.0}, "code_hash": "f00", "shard_digest": "d", "began": 0.0, "ended": 1.0}
+    write_columns(scores_path(path), "scores", first, columns, attributes)
+    with h5py.File(scores_path(path), "r+") as file:
+        file.attrs["schema_version"] = 1
+    failed, good = read_scores(path).scores
+    assert repr(failed.parts) == "{'a': 1.0, 'b': nan}"
+    assert failed.part_status == {"a": ScoreStatus.OK, "b": ScoreStatus.FAILED}
+    assert good.part_status == {"a": ScoreStatus.OK, "b": ScoreStatus.OK}
+    assert repr(good.part_seconds) == "{'a': nan, 'b': nan}"
+    assert (failed.seconds, good.total) == (0.25, 1.5)
 
 
 def test_scores_are_sealed_once(tmp_path: Path) -> None:

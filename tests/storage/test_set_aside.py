@@ -72,7 +72,14 @@ def seal(
 
 
 def sheet(shard_digest: str, code_hash: str = "code") -> ScoreSheet:
-    score = Score(parts={"exact_match": 1.0}, total=1.0, status=ScoreStatus.OK, seconds=0.5)
+    score = Score(
+        parts={"exact_match": 1.0},
+        part_status={"exact_match": ScoreStatus.OK},
+        part_seconds={"exact_match": 0.5},
+        total=1.0,
+        status=ScoreStatus.OK,
+        seconds=0.5,
+    )
     return ScoreSheet(
         scores=(score,),
         weights={"exact_match": 1.0},
