@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from towline.jobs.experiment_errors import describe_errors, syntax_error
 from towline.rollout.config import RolloutConfig
+from towline.rollout.rewards.compatible import refuse_impossible
 from towline.rollout.rewards.config import RewardConfig
 from towline.storage.config import ConfigPath, StrictModel
 from towline.storage.data_config import DataConfig
@@ -96,26 +97,25 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _rewards_have_names_of_their_own(self) -> "ExperimentConfig":
-        names = [reward.part_name for reward in self.rewards]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two rewards are called {twice[0]}; give one of them another `name`")
+    def _rewards_go_together(self) -> "ExperimentConfig":
+        refuse_impossible(self.rewards)
         return self
 
     @model_validator(mode="after")
-    def _overlong_has_a_use(self) -> "ExperimentConfig":
+    def _token_penalties_have_a_use(self) -> "ExperimentConfig":
         limit = self.rollout.max_completion_tokens
-        overlong = [reward for reward in self.rewards if reward.is_overlong]
-        if too_long := [reward for reward in overlong if (reward.cache_tokens or 0) > limit]:
-            raise ValueError(
-                f"rewards: cache_tokens ({too_long[0].cache_tokens}) of {too_long[0].part_name} must be at most "
-                f"rollout.max_completion_tokens ({limit}): the penalty begins so many tokens before it"
-            )
-        if len(overlong) == len(self.rewards):
-            raise ValueError(
-                "rewards: overlong alone teaches to say nothing; add a reward that judges what a completion says"
-            )
-        if self.trainer.masks_truncated and any(reward.weight for reward in overlong):
+        for reward in self.rewards:
+            if (reward.cache_tokens or 0) > limit:
+                raise ValueError(
+                    f"rewards: cache_tokens ({reward.cache_tokens}) of {reward.part_name} must be at most "
+                    f"rollout.max_completion_tokens ({limit}): the penalty begins so many tokens before it"
+                )
+            if (reward.target_tokens or 0) >= limit:
+                raise ValueError(
+                    f"rewards: target_tokens ({reward.target_tokens}) of {reward.part_name} must be below "
+                    f"rollout.max_completion_tokens ({limit}): no completion is longer"
+                )
+        if self.trainer.masks_truncated and any(reward.is_overlong and reward.weight for reward in self.rewards):
             raise ValueError(
                 "trainer.masks_truncated leaves out the very completions that the reward overlong punishes most: they "
                 "would only make the others of their group look better. Set masks_truncated = false (DAPO's recipe), "

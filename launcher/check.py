@@ -13,7 +13,9 @@ from towline.launcher.plan import Plan, size_text
 from towline.launcher.preflight import Findings, Prompts, free_bytes, has_gpu, preflight
 from towline.launcher.text import printable
 from towline.launcher.tokenized_prompts import NUM_RENDERED
-from towline.rollout.rewards.config import RewardConfig
+from towline.rollout.rewards.config import Convergence, RewardConfig
+from towline.rollout.rewards.formula import formula
+from towline.rollout.rewards.token_penalty import TokenPenalty
 from towline.storage.dataset_files import shown
 
 BAD_INPUT = 2
@@ -97,19 +99,26 @@ def _lengths(prompts: Prompts) -> str:
 
 
 def _reward_lines(rewards: tuple[RewardConfig, ...], max_completion_tokens: int) -> Iterator[str]:
+    """The whole, and what it does not say of a part."""
+    yield f"reward  {formula(rewards)}"
     for reward in rewards:
         script, colon, function = reward.use.rpartition(":")
         use = f"{shown(Path(script))}:{function}" if colon else reward.use
-        yield (
-            f"reward  {reward.part_name}   weight {reward.weight:g}"
-            f"{'' if use == reward.part_name else f'   {use}'}{_penalty_text(reward, max_completion_tokens)}"
-        )
+        more = [use] if use != reward.part_name else []
+        penalty = TokenPenalty.of(reward, max_completion_tokens)
+        if penalty is not None:
+            more.append(f"0 up to {penalty.free_tokens:,} tokens, -1 at {max_completion_tokens:,}")
+        if reward.converged is not None:
+            more.append(_convergence_text(reward.converged))
+        if more:
+            yield f"        {reward.part_name}   {'   '.join(more)}"
 
 
-def _penalty_text(reward: RewardConfig, max_completion_tokens: int) -> str:
-    if reward.cache_tokens is None:
-        return ""
-    return f"   0 up to {max_completion_tokens - reward.cache_tokens:,} tokens, -1 at {max_completion_tokens:,}"
+def _convergence_text(rule: Convergence) -> str:
+    return (
+        f"counts once {rule.window} steps have a mean reward of at least {rule.min_reward:g}, less than "
+        f"{rule.tolerance:g} from that of the {rule.window} before"
+    )
 
 
 def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = False) -> Iterator[str]:

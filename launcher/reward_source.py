@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from towline.rollout.rewards.config import OVERLONG, RewardConfig
+from towline.rollout.rewards.config import TOKEN_COUNTERS, RewardConfig
 from towline.rollout.rewards.mixture import BUILT_IN
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -19,7 +19,7 @@ def reward_problems(rewards: Sequence[RewardConfig]) -> list[str | None]:
 def _use_problem(use: str) -> str | None:
     script, colon, function = use.rpartition(":")
     if not colon:
-        known = (*BUILT_IN, OVERLONG)
+        known = (*BUILT_IN, *TOKEN_COUNTERS)
         if use in known:
             return None
         return f"{use} is not a built-in reward.{_choices(use, known)} Your own is written as FILE.py:FUNCTION"

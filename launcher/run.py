@@ -17,6 +17,7 @@ from towline.launcher.preflight import machine_problems, preflight, raise_proble
 from towline.launcher.progress import RunProgress
 from towline.launcher.report import draw_reward_curve
 from towline.launcher.summary import summary_lines
+from towline.rollout.rewards.formula import formula
 from towline.storage.dataset_files import shown
 from towline.storage.errors import InputError, RunFault
 from towline.storage.run_directory import RunDirectory, write_json
@@ -45,6 +46,7 @@ def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
 def carry_out(run: RunDirectory, experiment: ExperimentConfig, console: Console) -> int:
     """One attempt of a run, shown on the console from its beginning to the summary; return the exit code."""
     _say(console, f"run {run.root.name}   folder {shown(run.root)}")
+    _say(console, f"reward {formula(experiment.rewards)}")
     began = time.monotonic()
     try:
         with RunProgress(console, experiment.steps) as progress:

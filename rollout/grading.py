@@ -1,10 +1,10 @@
-"""The whole reward of sampled groups: functions of the text in killable workers, and the part that counts tokens."""
+"""The whole reward of sampled groups: functions of the text in killable workers, and the parts that count tokens."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from towline.rollout.rewards.config import RewardConfig
-from towline.rollout.rewards.overlong import OverlongPart
+from towline.rollout.rewards.token_penalty import TokenPenalty
 from towline.rollout.scoring import ScoringPool
 from towline.storage.records import RolloutGroup, Score
 
@@ -25,23 +25,18 @@ class Grader:
             rewards: the `[[rewards]]` tables; at least one of them judges the text.
         """
         self.weights = {part.part_name: part.weight for part in rewards}
-        self._overlong = [
-            OverlongPart(
-                name=part.part_name,
-                weight=part.weight,
-                max_tokens=max_completion_tokens,
-                cache_tokens=part.cache_tokens,
-            )
-            for part in rewards
-            if part.cache_tokens is not None
-        ]
+        penalties = (TokenPenalty.of(part, max_completion_tokens) for part in rewards)
+        self._penalties = [penalty for penalty in penalties if penalty is not None]
         self._pool = ScoringPool(
-            [part for part in rewards if not part.is_overlong], num_workers=num_workers, limit_s=limit_s, folder=folder
+            [part for part in rewards if not part.counts_tokens],
+            num_workers=num_workers,
+            limit_s=limit_s,
+            folder=folder,
         )
         self.code_hash = self._pool.code_hash
         """Fingerprint of what gives the rewards, without their weights."""
-        for part in self._overlong:
-            self.code_hash = part.added_to_hash(self.code_hash)
+        for penalty in self._penalties:
+            self.code_hash = penalty.added_to_hash(self.code_hash)
 
     def score(
         self, groups: Sequence[RolloutGroup], on_progress: Callable[[int, int], None] | None = None
@@ -49,9 +44,9 @@ class Grader:
         """Scores of every completion, in order."""
         items = [(group.prompt.answer, completion) for group in groups for completion in group.completions]
         scores = self._pool.score_many([(completion.text, answer) for answer, completion in items], on_progress)
-        for part in self._overlong:
+        for penalty in self._penalties:
             scores = [
-                part.added_to(score, len(completion.token_ids))
+                penalty.added_to(score, len(completion.token_ids))
                 for score, (_, completion) in zip(scores, items, strict=True)
             ]
         return scores

@@ -26,7 +26,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -91,7 +91,7 @@ class ScoringPool:
         self._names, self._limit_s, self._num_workers = names, limit_s, num_workers
         self._setup = pack(
             {
-                "rewards": [(part.use, part.part_name, part.weight) for part in parts_spec],
+                "rewards": [(part.use, asdict(part.term)) for part in parts_spec],
                 "folder": str(folder.absolute()),
                 "orphan_limit_s": limit_s + ORPHAN_GRACE_S,
             }

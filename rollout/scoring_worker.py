@@ -39,10 +39,7 @@ def _serve(setup: dict[str, Any], requests: BinaryIO, replies: BinaryIO) -> None
     worker = os.getpid()
     folder = Path(setup["folder"])
     try:
-        parts = [
-            RewardPart(name=name, weight=weight, function=load_reward(use, folder))
-            for use, name, weight in setup["rewards"]
-        ]
+        parts = [RewardPart(**term, function=load_reward(use, folder)) for use, term in setup["rewards"]]
     except InputError as error:
         _send(replies, {"error": str(error)})
         return

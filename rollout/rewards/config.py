@@ -5,10 +5,12 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
+from towline.rollout.rewards.total import Term
 from towline.storage.config import StrictModel, resolve_path
 
-OVERLONG = "overlong"
-"""The built-in part that looks at a completion's number of tokens, and not at its text."""
+OVERLONG, LENGTH = "overlong", "length"
+TOKEN_COUNTERS = (OVERLONG, LENGTH)
+"""The built-in parts that look at a completion's number of tokens, and not at its text."""
 
 
 def _resolve_file(value: object, info: ValidationInfo) -> object:
@@ -19,36 +21,94 @@ def _resolve_file(value: object, info: ValidationInfo) -> object:
     return f"{resolve_path(file, info)}:{function}" if colon else value
 
 
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Convergence(StrictModel):
+    """When the task reward counts as converged: two windows of steps in a row have about the same mean, high enough."""
+
+    min_reward: _Finite
+    """Least mean total reward of the later window; without it, a policy that has learnt nothing yet would pass."""
+    window: int = Field(default=20, ge=1)
+    """Steps of each window."""
+    tolerance: float = Field(default=0.02, gt=0, allow_inf_nan=False)
+    """The two means differ by less than this."""
+
+
 class RewardConfig(StrictModel):
     use: Annotated[str, BeforeValidator(_resolve_file), Field(min_length=1)]
     """A built-in reward (`math_answer`, `format`, …), or `path/to/file.py:function` relative to the experiment."""
-    weight: Annotated[float, Field(allow_inf_nan=False)]
+    weight: _Finite
     """Factor of this part in the total; 0 records the part without training on it."""
     name: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = None
     """What the part is called in the ledger and the metrics; by default taken from `use`."""
+    when: dict[str, _Finite] = Field(default_factory=dict[str, float])
+    """Conditions: name of another part → the least value of it at which this one counts. Elsewhere this part is
+    recorded and adds 0."""
+    floor: _Finite | None = None
+    """Of your own function: a value below it counts as it; what is recorded is the value as given."""
     cache_tokens: Annotated[int | None, Field(ge=1)] = None
     """Only for use = "overlong", DAPO's soft penalty: it falls from 0 to -1 over the last so many tokens before
     rollout.max_completion_tokens."""
+    target_tokens: Annotated[int | None, Field(ge=1)] = None
+    """Only for use = "length": up to so many tokens it is 0, from there it falls to -1 at
+    rollout.max_completion_tokens."""
+    converged: Convergence | None = None
+    """Only for use = "length": it counts once the rest of the reward has converged."""
 
     @model_validator(mode="after")
-    def _cache_belongs_to_overlong(self) -> "RewardConfig":
+    def _fields_belong_to_their_parts(self) -> "RewardConfig":
+        owners = {"cache_tokens": OVERLONG, "target_tokens": LENGTH, "converged": LENGTH}
+        for name, owner in owners.items():
+            if getattr(self, name) is not None and self.use != owner:
+                raise ValueError(f'{name} is of use = "{owner}" alone; {self.use} has no use for it. Remove it')
         if self.is_overlong and self.cache_tokens is None:
             raise ValueError(
                 f'use = "{OVERLONG}" needs cache_tokens: over how many tokens before rollout.max_completion_tokens the '
                 "penalty grows (DAPO: a fifth of it)"
             )
-        if self.cache_tokens is not None and not self.is_overlong:
-            raise ValueError(f'cache_tokens is of use = "{OVERLONG}" alone; {self.use} knows no lengths. Remove it')
-        if self.is_overlong and self.weight < 0:
+        if self.is_length and self.target_tokens is None:
+            raise ValueError(f'use = "{LENGTH}" needs target_tokens: how long a completion may be at no cost')
+        if self.is_length and self.converged is None:
             raise ValueError(
-                f'use = "{OVERLONG}" is 0 or negative already: weight = {self.weight:g} would pay for length. Set a '
-                "weight of 0 or more (DAPO: 1)"
+                f'use = "{LENGTH}" needs converged: what the mean reward must have reached before length counts, for '
+                "example converged = { min_reward = 0.9 }"
+            )
+        if self.is_length and not self.when:
+            raise ValueError(
+                f'use = "{LENGTH}" needs when: wrong answers are not to be short, for example when = {{ math_answer = '
+                "1.0 }"
             )
         return self
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> "RewardConfig":
+        if self.counts_tokens and self.weight < 0:
+            raise ValueError(
+                f'use = "{self.use}" is 0 or negative already: weight = {self.weight:g} would pay for length. Set a '
+                "weight of 0 or more (DAPO: 1)"
+            )
+        if self.floor is not None and not self.is_own:
+            bounds = "-1 to 0" if self.counts_tokens else "0 to 1"
+            raise ValueError(f"floor is for functions of your own; {self.use} is from {bounds} already. Remove it")
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a function in a user's file."""
+        return ":" in self.use
 
     @property
     def is_overlong(self) -> bool:
         return self.use == OVERLONG
+
+    @property
+    def is_length(self) -> bool:
+        return self.use == LENGTH
+
+    @property
+    def counts_tokens(self) -> bool:
+        return self.use in TOKEN_COUNTERS
 
     @property
     def part_name(self) -> str:
@@ -57,3 +117,7 @@ class RewardConfig(StrictModel):
             return self.name
         file, colon, function = self.use.rpartition(":")
         return f"{Path(file).stem}.{function}" if colon else self.use
+
+    @property
+    def term(self) -> Term:
+        return Term(name=self.part_name, weight=self.weight, floor=self.floor, when=self.when)

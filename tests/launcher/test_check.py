@@ -17,7 +17,7 @@ def test_the_report_shows_model_data_rewards_and_plan(project) -> None:
     assert lines[1].startswith("data    train   3 prompts, 0 of them again, 0 rows rejected")
     assert lines[2] == "        tokens: 2 median, 2 p95, 2 max"
     assert lines[3:5] == ["        row 0, answer a b", "          | a b"]
-    assert "reward  exact_match   weight 1" in lines
+    assert "reward  1.0 · exact_match" in lines
     text = "\n".join(lines)
     assert "trainer 1 rank   state 5.00 KiB a rank (weights 640 B, gradients 640 B, master 1.25 KiB" in text
     assert "= 33,554,432 tokens of 32 B" in text
@@ -28,10 +28,29 @@ def test_the_report_shows_model_data_rewards_and_plan(project) -> None:
 def test_the_report_says_what_waves_cost_and_where_the_overlong_penalty_begins(project) -> None:
     rewards = 'rewards=[{use="exact_match",weight=1.0},{use="overlong",weight=0.5,cache_tokens=3}]'
     text = "\n".join(report(project, "rollout.prompts_per_step=1", "rollout.max_waves=3", rewards))
-    assert "reward  overlong   weight 0.5   0 up to 1 tokens, -1 at 4" in text
+    assert "reward  1.0 · exact_match + 0.5 · overlong\n        overlong   0 up to 1 tokens, -1 at 4\n" in text
     assert "1 prompts of 2 completions, in up to 3 waves, each after the other's scores: up to 3 times as long" in text
     assert text.endswith("nothing wrong was found")
     assert "waves" not in "\n".join(report(project))
+
+
+def test_the_report_says_when_length_counts_and_where_an_own_reward_is(project) -> None:
+    (project.folder / "mine.py").write_text("def grade(completion, gold): return 1\n")
+    rewards = (
+        f'rewards=[{{use="exact_match",weight=1.0}},{{use="{project.folder}/mine.py:grade",weight=0.1}},'
+        '{use="length",weight=0.2,target_tokens=2,when={exact_match=1.0},converged={min_reward=0.9,window=5}}]'
+    )
+    lines = report(project, rewards)
+    place = lines.index(
+        "reward  1.0 · exact_match + 0.1 · mine.grade + "
+        "0.2 · (length where exact_match ≥ 1.0 once the rest has converged)"
+    )
+    assert lines[place + 1].startswith("        mine.grade   ")
+    assert lines[place + 1].endswith("mine.py:grade")
+    assert lines[place + 2] == (
+        "        length   0 up to 2 tokens, -1 at 4   counts once 5 steps have a mean reward of at least 0.9, "
+        "less than 0.02 from that of the 5 before"
+    )
 
 
 def test_rejected_rows_are_shown_by_line_beside_the_good_ones(project) -> None:

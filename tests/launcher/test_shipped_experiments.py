@@ -4,6 +4,7 @@ import pytest
 
 from towline.jobs.experiment import load_experiment
 from towline.launcher.reward_source import reward_problems
+from towline.rollout.rewards.formula import formula
 
 EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "jobs/experiments").rglob("*.toml"))
 
@@ -18,3 +19,8 @@ def test_a_shipped_experiment_loads(path: Path) -> None:
     assert not any(reward_problems(experiment.rewards))
     for data in (experiment.data, experiment.evaluation.data if experiment.evaluation else experiment.data):
         assert data.template is None or data.template.is_file()
+
+
+def test_a_right_answer_and_a_tenth_for_its_form_is_shipped() -> None:
+    lines = {path.stem: formula(load_experiment(path).rewards) for path in EXPERIMENTS}
+    assert lines["tiny-grpo"] == lines["last-number"] == "1.0 · math_answer + 0.1 · format"

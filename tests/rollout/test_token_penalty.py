@@ -1,7 +1,8 @@
-"""DAPO's soft overlong penalty, and how it joins the rewards that judge the text."""
+"""The parts that count tokens, DAPO's soft overlong penalty and length, and how they join those that judge the text."""
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,23 @@ import pytest
 from scored_groups import NAN, completion, score, scored_group
 from towline.rollout.grading import Grader
 from towline.rollout.rewards.config import RewardConfig
-from towline.rollout.rewards.overlong import OverlongPart
+from towline.rollout.rewards.token_penalty import TokenPenalty
 from towline.rollout.scoring import ScoringPool
 from towline.storage.ledger import ScoreSheet, read_scores, seal_scores
 from towline.storage.records import ScoreStatus
 
-PART = OverlongPart(name="overlong", weight=0.5, max_tokens=20, cache_tokens=8)
+
+def penalty(max_tokens: int = 20, **table: Any) -> TokenPenalty:
+    found = TokenPenalty.of(RewardConfig.model_validate({"weight": 0.5} | table), max_tokens)
+    assert found is not None
+    return found
+
+
+def overlong(**table: Any) -> TokenPenalty:
+    return penalty(**{"use": "overlong", "cache_tokens": 8} | table)
+
+
+PART = overlong()
 
 
 @pytest.mark.parametrize(
@@ -22,19 +34,19 @@ PART = OverlongPart(name="overlong", weight=0.5, max_tokens=20, cache_tokens=8)
     [(0, 0.0), (12, 0.0), (13, -0.125), (16, -0.5), (19, -0.875), (20, -1.0), (21, -1.0)],
 )
 def test_the_penalty_by_hand(num_tokens, expected):
-    found = PART.penalty(num_tokens)
+    found = PART.value(num_tokens)
     assert found == expected
     assert math.copysign(1, found) == math.copysign(1, -1 if expected else 1)
 
 
 def test_the_penalty_with_dapos_lengths():
-    part = OverlongPart(name="overlong", weight=1.0, max_tokens=20_480, cache_tokens=4096)
-    assert [part.penalty(tokens) for tokens in (16_384, 18_432, 20_480)] == [0.0, -0.5, -1.0]
+    part = penalty(20_480, use="overlong", cache_tokens=4096)
+    assert [part.value(tokens) for tokens in (16_384, 18_432, 20_480)] == [0.0, -0.5, -1.0]
 
 
 def test_a_cache_as_long_as_a_completion_begins_with_the_first_token():
-    part = OverlongPart(name="overlong", weight=1.0, max_tokens=4, cache_tokens=4)
-    assert [part.penalty(tokens) for tokens in range(5)] == [0.0, -0.25, -0.5, -0.75, -1.0]
+    part = penalty(4, use="overlong", cache_tokens=4)
+    assert [part.value(tokens) for tokens in range(5)] == [0.0, -0.25, -0.5, -0.75, -1.0]
 
 
 def test_it_joins_parts_and_total():
@@ -57,11 +69,11 @@ def test_a_score_that_failed_stays_failed():
 
 def test_the_hash_is_that_of_all_that_gives_the_number():
     hashes = {PART.added_to_hash("a"), PART.added_to_hash("b")} | {
-        dataclasses.replace(PART, **change).added_to_hash("a")
-        for change in ({"name": "long"}, {"max_tokens": 21}, {"cache_tokens": 7})
+        overlong(**change).added_to_hash("a")
+        for change in ({"name": "long"}, {"max_tokens": 21}, {"cache_tokens": 7}, {"when": {"exact": 1.0}})
     }
-    assert len(hashes) == 5
-    assert dataclasses.replace(PART, weight=1.0).added_to_hash("a") == PART.added_to_hash("a")
+    assert len(hashes) == 6
+    assert overlong(weight=1.0).added_to_hash("a") == PART.added_to_hash("a")
 
 
 @pytest.fixture

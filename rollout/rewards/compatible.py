@@ -1,0 +1,60 @@
+"""Which rewards go together. Reasons are told before anything starts."""
+
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+
+from towline.rollout.rewards.config import RewardConfig
+
+
+def refuse_impossible(rewards: Sequence[RewardConfig]) -> None:
+    """
+    Raises:
+        ValueError: parts that could not be told apart, could never count, or would teach nothing.
+    """
+    names = [reward.part_name for reward in rewards]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two rewards are called {twice[0]}; give one of them another `name`")
+    by_name = dict(zip(names, rewards, strict=True))
+    for reward in rewards:
+        for other, least in reward.when.items():
+            _refuse_condition(reward.part_name, other, least, by_name)
+    try:
+        TopologicalSorter({name: by_name[name].when for name in names}).prepare()
+    except CycleError as error:
+        raise ValueError(
+            f"rewards: the conditions go round in a circle: {' when '.join(error.args[1])}. Remove one of them"
+        ) from error
+    _refuse_nothing_to_learn(rewards)
+
+
+def _refuse_condition(name: str, other: str, least: float, by_name: dict[str, RewardConfig]) -> None:
+    if other == name:
+        raise ValueError(f"rewards: {name} cannot be its own condition; name another part in `when`")
+    if other not in by_name:
+        raise ValueError(f"rewards: {name} counts when {other}, which is no part; there are: {', '.join(by_name)}")
+    condition = by_name[other]
+    if condition.counts_tokens:
+        raise ValueError(
+            f"rewards: {name} counts when {other}, which counts tokens; a condition must be a part that judges the text"
+        )
+    if not condition.is_own and not 0 < least <= 1:
+        fault = "always" if least <= 0 else "never"
+        raise ValueError(
+            f"rewards: {name} counts when {other} is at least {least:g}: {fault}, for {condition.use} is from 0 to 1. "
+            "Choose a value above 0 and at most 1"
+        )
+
+
+def _refuse_nothing_to_learn(rewards: Sequence[RewardConfig]) -> None:
+    judges = [reward for reward in rewards if not reward.counts_tokens]
+    if not judges:
+        raise ValueError(
+            f"rewards: {rewards[0].use} alone teaches to say nothing; add a reward that judges what a completion says"
+        )
+    if not any(reward.weight for reward in judges):
+        raise ValueError(
+            f"rewards: {', '.join(reward.part_name for reward in judges)}: every weight is 0, so that nothing is "
+            "learnt from what a completion says. Give one of them a weight"
+        )
+    if sum(reward.is_length for reward in rewards) > 1:
+        raise ValueError('rewards: use = "length" comes more than once; it can be one part only')
