@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from towline.jobs.agreement import Agreement
 from towline.jobs.asked_waves import ask_for_waves
+from towline.jobs.length_reward import LengthReward, length_reward
 from towline.jobs.recorded_wave import RecordedWave, read_wave
 from towline.jobs.role import Role
 from towline.jobs.work import Workload
@@ -30,6 +31,10 @@ class LiveRollouts:
     lineage: Lineage
     metrics: Metrics = field(default_factory=Metrics)
     """Of the step read last."""
+    _length: LengthReward | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._length = length_reward(self.work, self.role.heartbeat.beat)
 
     def read(self, step: int) -> StepBatch | None:
         is_first = dist.get_rank() == 0
@@ -41,8 +46,13 @@ class LiveRollouts:
                 ask_for_waves(self.role.store, self.work, step, len(waves) + 1)
             if self._wait_for(step, len(waves)) == "stop":
                 return None
-            waves.append(read_wave(self.work, step, len(waves)))
+            waves.append(_read_wave(self.work, self._length, step, len(waves)))
         self.metrics = step_metrics(waves)
+        if self._length is not None:
+            since = self._length.since(step)
+            self.metrics |= {"reward/length_on": float(since is not None)}
+            if is_first and since == step:
+                print(f"step {step}: the rest of the reward has converged: {self._length.term.name} counts", flush=True)
         if is_first:
             origins = [origin for wave in waves for origin in wave.origins]
             self.metrics |= {"rollouts/off_policy": self._judge(origins)}
@@ -93,11 +103,15 @@ class RecordedRollouts:
     """The same steps again, from the ledger alone: how many waves a step had follows from what is in them."""
 
     work: Workload
+    _length: LengthReward | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._length = length_reward(self.work)
 
     def read(self, step: int) -> StepBatch:
         waves: list[RecordedWave] = []
         while _needs_another(self.work, waves):
-            waves.append(read_wave(self.work, step, len(waves)))
+            waves.append(_read_wave(self.work, self._length, step, len(waves)))
         return _batch(self.work, waves)
 
 
@@ -108,6 +122,11 @@ def step_metrics(waves: Sequence[RecordedWave]) -> Metrics:
         "seconds/score": sum(wave.scoring_s for wave in waves),
         "rollouts/lost": sum(wave.num_lost for wave in waves) / sum(wave.num_prompts for wave in waves),
     }
+
+
+def _read_wave(work: Workload, length: LengthReward | None, step: int, wave: int) -> RecordedWave:
+    found = read_wave(work, step, wave)
+    return found if length is None else length.joined(step, found)
 
 
 def _needs_another(work: Workload, waves: Sequence[RecordedWave]) -> bool:

@@ -67,7 +67,7 @@ def _heading(group: RolloutGroup, wave: int) -> str:
 
 
 def _completion_text(completion: Completion, score: Score, *, with_tokens: bool) -> str:
-    parts = "  ".join(f"{name} {value:.3g}" for name, value in score.parts.items())
+    parts = "  ".join(_part_text(score, name) for name in score.parts)
     lines = [
         f"  reward {score.total:.3g}   {parts}",
         f"  {len(completion.token_ids)} tokens, {completion.finish_reason.name.lower()}   {_logprobs_text(completion)}",
@@ -78,6 +78,11 @@ def _completion_text(completion: Completion, score: Score, *, with_tokens: bool)
     if with_tokens:
         lines.append(_token_table(completion))
     return "\n".join(lines)
+
+
+def _part_text(score: Score, name: str) -> str:
+    status = score.part_status[name]
+    return f"{name} {f'{score.parts[name]:.3g}' if status is ScoreStatus.OK else status.name}"
 
 
 def _logprobs_text(completion: Completion) -> str:

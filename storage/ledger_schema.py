@@ -53,7 +53,7 @@ SCORES = (
     Column(
         name="part_seconds", dtype="float32", length="C*R", meaning="[C, R]: wall time; NaN = not measured", since=2
     ),
-    Column(name="total", dtype="float64", length="C", meaning="weighted sum; NaN unless every part is OK"),
+    Column(name="total", dtype="float64", length="C", meaning="without length; NaN unless every part is OK"),
     Column(name="status", dtype="uint8", length="C", meaning="the worst of the parts'"),
     Column(name="seconds", dtype="float32", length="C", meaning="wall time of all parts together"),
     Column(name="detail", dtype="uint8", length="B", meaning="why it failed, UTF-8"),

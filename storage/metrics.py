@@ -11,7 +11,8 @@ from towline.storage.publish import replace_whole
 from towline.storage.run_directory import read_jsonl
 
 METRICS: dict[str, str] = {
-    "reward/mean": "mean total reward of the scored completions",
+    "reward/mean": "mean total reward of the scored completions, with the part `length` once that counts",
+    "reward/length_on": "1 from the step on at which the part `length` counts",
     "reward/std": "standard deviation of the total reward over the step",
     "reward/failed": "fraction of completions whose grading failed or ran out of time",
     "reward/useful_groups": "fraction of groups whose rewards differ",

@@ -63,7 +63,7 @@ class Score:
     part_seconds: dict[str, float]
     """Reward part → wall time, s; NaN where it was not measured."""
     total: float
-    """Weighted sum; NaN unless every part is OK."""
+    """Of all parts but `length`, which the trainer adds; NaN unless every part is OK."""
     status: ScoreStatus
     """The worst of the parts'."""
     seconds: float

@@ -6,6 +6,7 @@ import pytest
 
 from towline.jobs.experiment import ExperimentConfig, load_experiment, override_experiment
 from towline.jobs.experiment_errors import key_lines
+from towline.rollout.rewards.config import Convergence
 from towline.storage.errors import ConfigError
 
 EXPERIMENT = """\
@@ -369,6 +370,25 @@ def test_an_overlong_penalty_without_effect_is_refused(
     file: Path, tables: list[str], overrides: tuple[str, ...], message: str
 ) -> None:
     assert message in refusal(file, rewards('{use="exact_match",weight=1.0}', *tables), *overrides)
+
+
+def test_length_stands_beside_a_reward_if_completions_can_be_longer_than_its_target(file: Path) -> None:
+    table = (
+        '{use="length",weight=0.2,target_tokens=3,when={exact_match=1.0},converged={min_reward=0.9,window=5,'
+        "tolerance=0.05}}"
+    )
+    experiment = load_experiment(file, (rewards('{use="exact_match",weight=1.0}', table),))
+    assert experiment.rewards[1].converged == Convergence(min_reward=0.9, window=5, tolerance=0.05)
+    assert ExperimentConfig.model_validate_json(experiment.model_dump_json()) == experiment
+    message = refusal(file, rewards('{use="exact_match",weight=1.0}', table.replace("tokens=3", "tokens=4")))
+    assert "target_tokens (4) of length must be below rollout.max_completion_tokens (4)" in message
+
+
+def test_rewards_that_do_not_go_together_are_refused(file: Path) -> None:
+    message = refusal(file, rewards('{use="exact_match",weight=1.0,when={format=1.0}}'))
+    assert message == (
+        "small.toml:1: rewards: exact_match counts when format, which is no part; there are: exact_match."
+    )
 
 
 def test_an_overlong_penalty_alone_is_refused(file: Path) -> None:

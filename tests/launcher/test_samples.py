@@ -57,6 +57,7 @@ def test_num_counts_completions_and_prints_no_heading_beyond(
 def test_failed_shows_only_what_could_not_be_graded(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(run, capsys, "--failed")
     assert text.count("    > completion") == 1
+    assert "  reward nan   exact_match FAILED\n" in text
     assert "grading FAILED: exact_match: ZeroDivisionError at reward.py:3" in text
     assert "row 0," not in text
     assert "no completion's grading failed" in shown(run, capsys, "--failed", "--step", "1")

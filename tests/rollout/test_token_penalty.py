@@ -126,6 +126,32 @@ def test_the_ledger_keeps_it_as_a_part_of_its_own(grade, tmp_path):
     assert (kept.parts, kept.total) == ({"exact_match": 0.0, "overlong": -0.5}, -0.25)
 
 
+LENGTH = {"use": "length", "weight": 0.5, "target_tokens": 2, "when": {"exact_match": 1.0},
+          "converged": {"min_reward": 0.9}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(0, 0.0), (2, 0.0), (3, -0.5), (4, -1.0), (5, -1.0)])
+def test_length_by_hand(num_tokens, expected):
+    assert penalty(4, **LENGTH).value(num_tokens) == expected
+
+
+def test_length_is_recorded_and_in_no_total(grade):
+    (score,), grader = grade([group([("\\boxed{7}", 3)])], EXACT, LENGTH)
+    assert (score.parts, score.total) == ({"exact_match": 1.0, "length": -0.5}, 1.0)
+    assert score.part_status == {"exact_match": ScoreStatus.OK, "length": ScoreStatus.OK}
+    assert grader.weights == {"exact_match": 1.0, "length": 0.5}
+
+
+def test_conditions_hold_in_the_workers_and_for_tokens(grade):
+    conditional = {"when": {"exact_match": 1.0}}
+    form = {"use": "format", "weight": 0.25}
+    groups = [group([("\\boxed{7}", 4), ("\\boxed{8}", 4)])]
+    scores, _ = grade(groups, EXACT, form | conditional, OVERLONG | conditional)
+    assert [one.total for one in scores] == [1.0 + 0.25 - 0.5, 0.0]
+    assert [one.parts["format"] for one in scores] == [1.0, 1.0]
+    assert [one.parts["overlong"] for one in scores] == [-1.0, -1.0]
+
+
 def test_without_it_scores_and_hash_are_the_pools(grade, tmp_path):
     (one,), grader = grade([group([("no", 4)])], EXACT)
     assert (one.parts, one.total) == ({"exact_match": 0.0}, 0.0)
@@ -136,9 +162,16 @@ def test_without_it_scores_and_hash_are_the_pools(grade, tmp_path):
 def test_other_lengths_are_other_rewards(grade):
     hashes = {
         grade([], EXACT, *more, max_tokens=tokens)[1].code_hash
-        for tokens, more in ((4, [OVERLONG]), (5, [OVERLONG]), (4, [OVERLONG | {"cache_tokens": 3}]), (4, []))
+        for tokens, more in (
+            (4, [OVERLONG]),
+            (5, [OVERLONG]),
+            (4, [OVERLONG | {"cache_tokens": 3}]),
+            (4, []),
+            (4, [LENGTH]),
+            (4, [LENGTH | {"target_tokens": 1}]),
+        )
     }
-    assert len(hashes) == 4
+    assert len(hashes) == 6
 
 
 @pytest.mark.parametrize(
