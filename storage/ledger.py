@@ -115,17 +115,21 @@ def read_shard(path: Path) -> Shard:
     return Shard(groups=groups, origin=_origin(attributes["origin"]), digest=digest)
 
 
-def scores_path(shard: Path) -> Path:
-    return shard.with_suffix(".scores.h5")
+def scores_path(shard: Path, again: str | None = None) -> Path:
+    """
+    Args:
+        again: name of a later scoring, whose scores lie beside the first; None: the scores that are trained on.
+    """
+    return shard.with_suffix(".scores.h5" if again is None else f".scores-{again}.h5")
 
 
-def seal_scores(shard: Path, sheet: ScoreSheet) -> None:
+def seal_scores(shard: Path, sheet: ScoreSheet, again: str | None = None) -> None:
     """Write and publish the scores of `shard` beside it. Raises FileExistsError when it is scored already."""
-    names = sorted(sheet.weights)
+    path, names = scores_path(shard, again), sorted(sheet.weights)
     for score in sheet.scores:
         for parts in (score.parts, score.part_status, score.part_seconds):
             if sorted(parts) != names:
-                raise LedgerError(f"{scores_path(shard)}: a score has the parts {sorted(parts)}, expected {names}.")
+                raise LedgerError(f"{path}: a score has the parts {sorted(parts)}, expected {names}.")
     detail, detail_offsets = pack_texts([score.detail for score in sheet.scores])
     columns = {
         "parts": np.array([score.parts[name] for score in sheet.scores for name in names]),
@@ -138,12 +142,12 @@ def seal_scores(shard: Path, sheet: ScoreSheet) -> None:
         "detail_offsets": detail_offsets,
     }
     attributes = {name: getattr(sheet, name) for name in ("weights", "code_hash", "shard_digest", "began", "ended")}
-    with publish_first(scores_path(shard)) as temporary:
+    with publish_first(path) as temporary:
         write_columns(temporary, "scores", SCORES, columns, attributes)
 
 
-def read_scores(shard: Path) -> ScoreSheet:
-    columns, attributes, _ = read_columns(scores_path(shard), "scores", SCORES)
+def read_scores(shard: Path, again: str | None = None) -> ScoreSheet:
+    columns, attributes, _ = read_columns(scores_path(shard, again), "scores", SCORES)
     if "part_status" not in columns:
         columns |= _parts_of_version_1(columns)
     names, num_completions = sorted(attributes["weights"]), len(columns["total"])

@@ -1,8 +1,9 @@
 """The HDF5 layout of the ledger, in one table.
 
 A shard holds the rollouts of one chunk: flat arrays with offsets, so that a thousand completions cost a handful of
-datasets. A score file lies beside its shard and holds the rewards. G = groups, C = completions, P = prompt tokens,
-T = completion tokens, R = reward parts, B = bytes of UTF-8 text.
+datasets. A score file lies beside its shard and holds the rewards; those of later scorings lie beside the first as
+chunk-000.scores-NAME.h5 and are not trained on. G = groups, C = completions, P = prompt tokens, T = completion
+tokens, R = reward parts, B = bytes of UTF-8 text.
 
 Measured (2,048 rollouts, 23 MB): shuffle + zstd level 3 in 16 k chunks writes 377 MB/s and shrinks 2.6 times.
 """

@@ -47,6 +47,7 @@ from towline.storage.records import (
     ScoreStatus,
     ShardOrigin,
 )
+from towline.storage.set_aside import orphans
 
 NAN = float("nan")
 ORIGIN = ShardOrigin(
@@ -430,6 +431,23 @@ def test_every_field_of_a_score_comes_back(tmp_path: Path) -> None:
     assert [score.detail for score in found.scores] == ["π \ud800", "", ""]
     assert found.weights == {"format": 0.3, "exact_match": 1.0}
     assert (found.code_hash, found.shard_digest, found.began, found.ended) == ("f00", "d1", 2.25, 3.1)
+
+
+def test_a_later_scoring_lies_beside_the_first_and_is_no_chunk(tmp_path: Path) -> None:
+    path = tmp_path / "step-000000" / "wave-0" / "chunk-000.h5"
+    seal_shard(path, (), ORIGIN)
+    seal_scores(path, sheet("d", score(1.0, format=1.0), format=1.0))
+    first = scores_path(path).read_bytes()
+    seal_scores(path, sheet("d", score(0.0, format=0.0), format=1.0), again="f00")
+    with pytest.raises(FileExistsError):
+        seal_scores(path, sheet("d", score(0.5, format=0.5), format=1.0), again="f00")
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        "chunk-000.h5", "chunk-000.scores-f00.h5", "chunk-000.scores.h5",
+    ]  # fmt: skip
+    assert read_scores(path, again="f00").scores[0].total == 0.0
+    assert scores_path(path).read_bytes() == first
+    assert sealed_chunks(tmp_path, 0) == [path]
+    assert orphans(tmp_path) == []
 
 
 def test_each_part_keeps_its_own_value_in_whatever_order_parts_are_named(tmp_path: Path) -> None:
