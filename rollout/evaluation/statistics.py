@@ -1,4 +1,4 @@
-"""Intervals for accuracies and for the difference of two accuracies on the same prompts."""
+"""Intervals for accuracies, for mean rewards, and for the difference of two accuracies on the same prompts."""
 
 import math
 from collections.abc import Sequence
@@ -29,6 +29,26 @@ def accuracy_interval(num_right: int, num_prompts: int) -> Interval:
     centre = (rate + z * z / (2 * num_prompts)) / scale
     half = z / scale * math.sqrt(rate * (1 - rate) / num_prompts + z * z / (4 * num_prompts * num_prompts))
     return Interval(estimate=rate, low=max(0.0, centre - half), high=min(1.0, centre + half))
+
+
+def mean_interval(groups: Sequence[Sequence[float]]) -> Interval | None:
+    """95 % interval of the mean of all values; None with fewer than two groups that have any.
+
+    Values of one group, such as the rewards of one prompt's completions, need not be independent of each other.
+    Source: Liang & Zeger 1986, Biometrika 73, 13-22 (clustered standard error, here with the factor G / (G - 1)), which
+    Miller 2024 (arXiv:2411.00640) recommends for evaluations. Values of groups of one that are all 0 or 1 are a
+    proportion, and have its interval.
+    """
+    groups = [group for group in groups if group]
+    values = [value for group in groups for value in group]
+    if len(groups) < 2:
+        return None
+    if len(values) == len(groups) and set(values) <= {0.0, 1.0}:
+        return accuracy_interval(round(sum(values)), len(values))
+    mean = math.fsum(values) / len(values)
+    spread = math.fsum((math.fsum(group) - len(group) * mean) ** 2 for group in groups)
+    half = _Z95 * math.sqrt(len(groups) / (len(groups) - 1) * spread) / len(values)
+    return Interval(estimate=mean, low=mean - half, high=mean + half)
 
 
 def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Interval:
