@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from towline.jobs.experiment_errors import describe_errors, syntax_error
+from towline.jobs.experiment_errors import describe_errors, read_toml
 from towline.rollout.config import RolloutConfig
 from towline.rollout.rewards.compatible import refuse_impossible
 from towline.rollout.rewards.config import RewardConfig
@@ -200,17 +200,7 @@ def load_experiment(
     Raises:
         ConfigError: every problem of the file, one per line, each with its line number, field and remedy.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        line = 1 + path.read_bytes()[: error.start].count(b"\n")
-        raise ConfigError(f"{path}:{line}: not UTF-8, which TOML is written in; save the file as UTF-8.") from error
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise syntax_error(path, error) from error
+    text, raw = read_toml(path)
     overridden = {_override(raw, item) for item in overrides}
     # A path given on the command line is relative to where the command was typed.
     folders = {"folder": path.resolve().parent, "vars": variables or {}}

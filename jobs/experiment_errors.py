@@ -11,7 +11,22 @@ from pydantic import BaseModel, ValidationError
 from towline.storage.errors import ConfigError
 
 
-def syntax_error(path: Path, error: tomllib.TOMLDecodeError) -> ConfigError:
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file, and what it says. Raises ConfigError: it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        line = 1 + path.read_bytes()[: error.start].count(b"\n")
+        raise ConfigError(f"{path}:{line}: not UTF-8, which TOML is written in; save the file as UTF-8.") from error
+    try:
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _syntax_error(path, error) from error
+
+
+def _syntax_error(path: Path, error: tomllib.TOMLDecodeError) -> ConfigError:
     line = re.search(r"line (\d+)", str(error))
     where = f"{path.name}:{line.group(1)}" if line else path.name
     message = re.sub(r" \(at .*", "", str(error))

@@ -17,7 +17,7 @@ from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.model_folder import ModelSizes, looks_like_hub_name, read_sizes
 from towline.launcher.plan import Plan, make_plan, size_text
 from towline.launcher.processor import slow_precision
-from towline.launcher.reward_source import reward_problems
+from towline.launcher.reward_source import located_problems
 from towline.launcher.tokenized_prompts import Tokenized, can_tokenize, tokenize
 from towline.storage.data_config import DataConfig
 from towline.storage.dataset_files import shown
@@ -82,7 +82,7 @@ def preflight(
     if experiment.evaluation is not None:
         found.held_out = _read_prompts(found, "evaluation.data", experiment.evaluation.data)
     _tokenize(found, Path(experiment.policy.model), tokenizer)
-    found.problems += _reward_problems(file, experiment)
+    found.problems += located_problems(file, experiment.rewards)
     found.problems += _schedule_problems(file, experiment, found)
     found.problems += _adapter_problems(file, experiment, found.model)
     found.problems += _context_problems(experiment, found)
@@ -168,12 +168,6 @@ def _tokenize(found: Findings, model: Path, tokenizer: Tokenizer) -> None:
 
 def _num_source_rows(data: PromptDataset) -> int:
     return data.report.num_rows + data.report.num_rejected
-
-
-def _reward_problems(file: ExperimentFile, experiment: ExperimentConfig) -> Iterator[str]:
-    for number, problem in enumerate(reward_problems(experiment.rewards)):
-        if problem is not None:
-            yield f"{file.where(f'rewards.{number}.use')}: rewards.use: {problem}."
 
 
 def _schedule_problems(file: ExperimentFile, experiment: ExperimentConfig, found: Findings) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 import towline
-from towline.jobs.experiment_errors import describe_errors, syntax_error
+from towline.jobs.experiment_errors import describe_errors, read_toml
 from towline.jobs.slurm.profile import ClusterProfile
 from towline.storage.errors import ConfigError, InputError
 
@@ -26,17 +26,9 @@ def load_profile(name: str | None) -> ClusterProfile:
         ConfigError: every problem of the file, each with its line.
     """
     path = find_profile(name)
+    text, raw = read_toml(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8, which TOML is written in; save the file as UTF-8.") from error
-    try:
-        raw = tomllib.loads(text)
         return ClusterProfile.model_validate_json(json.dumps(raw, default=str))
-    except tomllib.TOMLDecodeError as error:
-        raise syntax_error(path, error) from error
     except ValidationError as error:
         raise ConfigError(describe_errors(path, text, set(), error, ClusterProfile)) from error
 

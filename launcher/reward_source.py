@@ -5,10 +5,18 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from towline.launcher.experiment_file import ExperimentFile
 from towline.rollout.rewards.config import TOKEN_COUNTERS, RewardConfig
 from towline.rollout.rewards.mixture import BUILT_IN
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def located_problems(file: ExperimentFile, rewards: Sequence[RewardConfig]) -> Iterator[str]:
+    for number, problem in enumerate(reward_problems(rewards)):
+        if problem is not None:
+            end = "" if problem.endswith((".", "?")) else "."
+            yield f"{file.where(f'rewards.{number}.use')}: rewards.use: {problem}{end}"
 
 
 def reward_problems(rewards: Sequence[RewardConfig]) -> list[str | None]:

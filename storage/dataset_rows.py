@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from towline.storage.data_config import DataConfig
 from towline.storage.dataset_files import data_files, shown
@@ -40,17 +40,31 @@ def source_rows(config: DataConfig) -> Iterator[SourceRow]:
         yield from READERS[path.suffix](path, list(config.fields.values()))
 
 
-def missing_field(name: str, available: Iterable[str]) -> str:
-    """Say that a column is missing, which there are, and which was probably meant."""
+def missing_field(
+    name: str, available: Iterable[str], mend: str = "Name the columns in fields = { prompt = …, answer = … }"
+) -> str:
+    """Say that a column is missing, which there are, and which was probably meant; else how to name it."""
     names = list(available)
     near = difflib.get_close_matches(name, names, n=1)
-    mend = f"Did you mean {near[0]}?" if near else "Name the columns in fields = { prompt = …, answer = … }"
+    mend = f"Did you mean {near[0]}?" if near else mend
     return f'field "{name}" is missing; the row has: {", ".join(names[:12]) or "nothing"}. {mend}'
 
 
 def _jsonl_rows(path: Path, columns: Sequence[str]) -> Iterator[SourceRow]:
+    try:
+        with path.open("rb") as file:
+            yield from json_rows(shown(path), file)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def json_rows(name: str, file: BinaryIO) -> Iterator[SourceRow]:
+    """
+    Args:
+        name: of the file, for messages.
+    """
     blank: list[str] = []
-    for where, line in _lines(path):
+    for where, line in _lines(name, file):
         if not line.strip():
             blank.append(where)
             continue
@@ -60,14 +74,10 @@ def _jsonl_rows(path: Path, columns: Sequence[str]) -> Iterator[SourceRow]:
         yield _json_row(where, line)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+def _lines(name: str, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
     """Split at line feeds only: other separators (U+2028, form feed) are legal inside a JSON string."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield f"{shown(path)}:{number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(file, start=1):
+        yield f"{name}:{number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 
 def _json_row(where: str, line: bytes) -> SourceRow:

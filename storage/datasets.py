@@ -48,8 +48,8 @@ class PromptDataset:
     report: DatasetReport
 
 
-class _Rejected(Exception):
-    """A row makes no prompt; the message says why."""
+class Rejected(Exception):
+    """A row is not what it should be; the message says why."""
 
 
 def load_prompts(config: DataConfig) -> PromptDataset:
@@ -61,7 +61,7 @@ def load_prompts(config: DataConfig) -> PromptDataset:
     """
     dataset = survey_prompts(config)
     if dataset.report.num_rejected:
-        raise _rejection(dataset.source, dataset.report.num_rejected, dataset.report.rejected)
+        raise rejection(dataset.source, dataset.report.num_rejected, dataset.report.rejected)
     return dataset
 
 
@@ -74,12 +74,12 @@ def survey_prompts(config: DataConfig) -> PromptDataset:
         try:
             question, answer = _question_and_answer(source_row, config)
             prompts.append(Prompt(row=len(prompts), text=before + question + after, answer=answer))
-        except _Rejected as reason:
+        except Rejected as reason:
             rejected.append(f"{source_row.where}: {reason}")
     if not prompts and not rejected:
         raise DataError(f"{config.train} has no rows")
     if not prompts:
-        raise _rejection(config.train, len(rejected), rejected)
+        raise rejection(config.train, len(rejected), rejected)
     return PromptDataset(
         source=config.train, prompts=tuple(prompts), digest=_digest(prompts), report=_report(prompts, rejected)
     )
@@ -105,37 +105,35 @@ def _read_template(path: Path | None) -> tuple[str, str]:
 
 def _question_and_answer(row: SourceRow, config: DataConfig) -> tuple[str, str]:
     if row.problem is not None:
-        raise _Rejected(row.problem)
+        raise Rejected(row.problem)
     prompt_field, answer_field = config.fields["prompt"], config.fields["answer"]
     for name in (prompt_field, answer_field):
         if name not in row.values:
-            raise _Rejected(missing_field(name, row.values))
+            raise Rejected(missing_field(name, row.values))
     question, answer = row.values[prompt_field], row.values[answer_field]
     if not isinstance(question, str):
-        raise _Rejected(f'field "{prompt_field}" is {json_kind(question)}; expected a string')
-    return _checked_text(question, prompt_field), _checked_text(_answer_text(answer, answer_field), answer_field)
+        raise Rejected(f'field "{prompt_field}" is {json_kind(question)}; expected a string')
+    return _checked_text(question, prompt_field), answer_text(answer, answer_field)
 
 
-def _answer_text(answer: object, name: str) -> str:
-    """Gold answers are compared as text, so a number becomes the text JSON has for it."""
+def answer_text(answer: object, name: str) -> str:
+    """Gold answers are compared as text, so a number becomes the text JSON has for it. Raises Rejected."""
     if isinstance(answer, str):
-        return answer
+        return _checked_text(answer, name)
     is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
     if not is_number:
-        raise _Rejected(f'field "{name}" is {json_kind(answer)}; expected a string or a number')
+        raise Rejected(f'field "{name}" is {json_kind(answer)}; expected a string or a number')
     return json.dumps(answer)
 
 
 def _checked_text(text: str, name: str) -> str:
     if not text.strip():
-        raise _Rejected(f'field "{name}" is empty')
+        raise Rejected(f'field "{name}" is empty')
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"U+{ord(text[error.start]):04X}"
-        raise _Rejected(
-            f'field "{name}" holds half a surrogate pair ({half}) at {error.start}; it is no text'
-        ) from None
+        raise Rejected(f'field "{name}" holds half a surrogate pair ({half}) at {error.start}; it is no text') from None
     return text
 
 
@@ -164,7 +162,11 @@ def _report(prompts: list[Prompt], rejected: list[str]) -> DatasetReport:
     )
 
 
-def _rejection(source: str, num_rejected: int, rejected: Iterable[str]) -> DataError:
+def rejection(source: str, num_rejected: int, rejected: Iterable[str]) -> DataError:
+    """
+    Args:
+        rejected: where and why, of each row or of the first ones; ten are told.
+    """
     shown = list(rejected)[:MAX_REJECTIONS_SHOWN]
     if num_rejected == 1:
         return DataError(shown[0])

@@ -104,5 +104,5 @@ def test_every_problem_of_a_file_is_told_at_once(places: dict[str, Path]) -> Non
 
 def test_a_file_that_is_not_text_is_said_to_be_none(places: dict[str, Path]) -> None:
     (places["here"] / "dev.toml").write_bytes(b'name = "\xff"\n')
-    with pytest.raises(ConfigError, match=r"dev\.toml: not UTF-8"):
+    with pytest.raises(ConfigError, match=r"dev\.toml:1: not UTF-8"):
         load_profile("dev")
