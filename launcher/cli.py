@@ -85,6 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     samples.add_argument("--num", type=_count, default=8, help="completions to show (default 8)")
     samples.add_argument("--failed", action="store_true", help="only completions whose grading failed")
     samples.add_argument("--tokens", action="store_true", help="each token with its log-prob and policy version")
+    _takes_scoring(verb("score", "reward the completions of a file, or of a run again, and compare", _score))
     ledger = verb("ledger", "what a run has recorded, checked file by file, and what was set aside and why", _ledger)
     _takes_run(ledger)
     replay = verb("replay", "train again from the recorded rollouts and compare the losses", _replay)
@@ -98,6 +99,27 @@ def _takes_experiment(verb: argparse.ArgumentParser) -> None:
     _takes_overrides(verb, "replace a value of the file, such as -o trainer.learning_rate=1e-6; may be repeated")
 
 
+def _takes_scoring(score: argparse.ArgumentParser) -> None:
+    score.add_argument(
+        "what", nargs="?", metavar="FILE|RUN",
+        help="completions (.jsonl, or - for standard input), or a run's name, folder or Slurm job id; default: the "
+        "latest run",
+    )  # fmt: skip
+    score.add_argument("--rewards", type=Path, metavar="TOML",
+                       help="[[rewards]] tables, or a whole experiment; default: those of the run")  # fmt: skip
+    score.add_argument("--dry-run", action="store_true",
+                       help="try the rewards on a few completions, write nothing; without FILE|RUN: on gold answers of "
+                       "the experiment's own data")  # fmt: skip
+    score.add_argument("--workers", type=_positive, metavar="N", help="processes that score (default: up to 4)")
+    score.add_argument("--limit-s", type=_seconds, metavar="S", help="for one completion (default: scoring.limit_s)")
+    score.add_argument("--fields", metavar="completion=FIELD,answer=FIELD",
+                       help="which field of a line is what (default: the usual names)")  # fmt: skip
+    score.add_argument("--compare", metavar="FIELD",
+                       help="earlier scores of the file (default: towline_score, if it is there)")  # fmt: skip
+    score.add_argument("--output", type=Path, metavar="JSONL", help="the lines of the file with their scores")
+    _takes_root(score)
+
+
 def _takes_overrides(verb: argparse.ArgumentParser, help: str) -> None:
     verb.add_argument("-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=help)
 
@@ -106,6 +128,10 @@ def _takes_run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "run", nargs="?", metavar="RUN", help="a run's name, folder or Slurm job id; default: the latest run"
     )
+    _takes_root(verb)
+
+
+def _takes_root(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--root", type=Path, help="folder in which runs are made (default ./runs, and that of $TOWLINE_CLUSTER)"
     )
@@ -117,10 +143,32 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _found(options: argparse.Namespace) -> "RunDirectory":
-    from towline.launcher.find_run import default_roots, find_run
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return int(text)
 
-    return find_run(options.run, *(default_roots() if options.root is None else (options.root,)))
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
+def _roots(options: argparse.Namespace) -> "tuple[Path, ...]":
+    from towline.launcher.find_run import default_roots
+
+    return default_roots() if options.root is None else (options.root,)
+
+
+def _found(options: argparse.Namespace) -> "RunDirectory":
+    from towline.launcher.find_run import find_run
+
+    return find_run(options.run, *_roots(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -185,6 +233,25 @@ def _samples(options: argparse.Namespace) -> int:
         num=options.num,
         only_failed=options.failed,
         with_tokens=options.tokens,
+    )
+
+
+def _score(options: argparse.Namespace) -> int:
+    from towline.launcher.score.command import score
+    from towline.launcher.score.options import ScoreOptions
+
+    return score(
+        options.what,
+        _roots(options),
+        ScoreOptions(
+            rewards=options.rewards,
+            workers=options.workers,
+            limit_s=options.limit_s,
+            dry_run=options.dry_run,
+            fields=options.fields,
+            compare=options.compare,
+            output=options.output,
+        ),
     )
 
 

@@ -32,6 +32,18 @@ def test_verbs_and_their_options_are_frozen() -> None:
         "logs": ["--attempt", "--follow", "--root", "-h", "-n", "process", "run"],
         "cancel": ["--now", "--root", "-h", "run"],
         "samples": ["--failed", "--num", "--root", "--step", "--tokens", "-h", "run"],
+        "score": [
+            "--compare",
+            "--dry-run",
+            "--fields",
+            "--limit-s",
+            "--output",
+            "--rewards",
+            "--root",
+            "--workers",
+            "-h",
+            "what",
+        ],
         "ledger": ["--root", "-h", "run"],
         "replay": ["--root", "--step", "-h", "run"],
     }
@@ -75,7 +87,17 @@ def test_overrides_may_be_repeated() -> None:
     assert make_parser().parse_args(["run", "x.toml"]).overrides == []
 
 
-@pytest.mark.parametrize("argv", [["replay"], ["samples", "--step", "-1"], ["submit"], []])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["replay"],
+        ["samples", "--step", "-1"],
+        ["submit"],
+        ["score", "--workers", "0"],
+        ["score", "--limit-s", "nan"],
+        [],
+    ],
+)
 def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command(argv)

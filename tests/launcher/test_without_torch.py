@@ -44,7 +44,8 @@ def test_the_packages_are_hidden_indeed(login_node: dict[str, str]) -> None:
 
 
 def test_every_module_can_be_imported(login_node: dict[str, str]) -> None:
-    modules = [f"towline.launcher.{path.stem}" for path in sorted(LAUNCHER.glob("*.py")) if path.stem != "__init__"]
+    files = sorted(path.relative_to(LAUNCHER) for path in LAUNCHER.rglob("*.py") if path.stem != "__init__")
+    modules = [".".join(("towline.launcher", *file.with_suffix("").parts)) for file in files]
     assert "towline.launcher.preflight" in modules
     code = f"import importlib\nfor name in {modules}: importlib.import_module(name)"
     subprocess.run([sys.executable, "-P", "-c", code], env=login_node, check=True)
@@ -55,6 +56,19 @@ def test_status_and_samples_work(run: RunDirectory, login_node: dict[str, str]) 
         done = towline(login_node, verb, str(run.root))
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(text)
+
+
+def test_score_works(run: RunDirectory, tmp_path: Path, login_node: dict[str, str]) -> None:
+    (tmp_path / "rewards.toml").write_text('[[rewards]]\nuse = "math_answer"\nweight = 1.0\n')
+    (tmp_path / "answers.jsonl").write_text('{"completion": "\\\\boxed{7}", "answer": "7"}\n')
+    rewards = ["--rewards", str(tmp_path / "rewards.toml"), "--workers", "1"]
+    for what, text in (
+        (str(tmp_path / "answers.jsonl"), "1 completions of 1 lines"),
+        (str(run.root), "small-1   3 shards"),
+    ):
+        done = towline(login_node, "score", what, *rewards)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert text in done.stdout
 
 
 def test_check_works_and_says_what_it_could_not_count(project, login_node: dict[str, str]) -> None:

@@ -1,0 +1,47 @@
+"""`towline score`: rewards for the completions of a file or of a run, and what came of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from towline.jobs.experiment import load_experiment
+from towline.launcher.find_run import find_run
+from towline.launcher.score.completion_lines import STDIN
+from towline.launcher.score.file_scoring import score_file
+from towline.launcher.score.options import ScoreOptions
+from towline.launcher.score.reward_file import cluster_variables, read_rewards
+from towline.launcher.score.run_scoring import score_run
+from towline.launcher.score.trial import candidates_of_golds, try_rewards
+from towline.storage.errors import ConfigError, InputError
+
+FILE_SUFFIXES = (".jsonl", ".json", ".gz", ".parquet")
+"""A name that ends so means a file, also where there is none."""
+
+
+def score(what: str | None, roots: Sequence[Path], options: ScoreOptions) -> int:
+    """
+    Args:
+        what: a `.jsonl` file, `-`, or a run; None: the latest run, or, in a dry run with rewards of a file, the gold
+            answers of the experiment that the file is.
+        roots: folders in which runs are made.
+
+    Returns:
+        0; 1 where no completion could be scored, or a file of the run is damaged.
+    """
+    if what is not None and (what == STDIN or Path(what).is_file() or Path(what).suffix in FILE_SUFFIXES):
+        return score_file(what, options)
+    for name in ("fields", "compare", "output"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name} is for a file of completions; a run's scores go into its ledger.")
+    if what is None and options.dry_run and options.rewards is not None:
+        return _try_before_a_run(options.rewards, options)
+    return score_run(find_run(what, *roots), options)
+
+
+def _try_before_a_run(path: Path, options: ScoreOptions) -> int:
+    rewards = read_rewards(path)
+    if rewards.max_completion_tokens is None:
+        raise InputError(
+            f"{path} is no experiment file, and has no data to try its rewards on. Name a file of completions or a run."
+        )
+    candidates, num = candidates_of_golds(load_experiment(path, variables=cluster_variables()))
+    return try_rewards(candidates, rewards, options, num_completions=num, what="the completions of a step")
