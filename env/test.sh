@@ -13,11 +13,10 @@ has_gpu() { nvidia-smi -L 2>/dev/null | grep -q GPU; }
 can_have_cluster() { [ "$(id -u)" = 0 ] && { command -v slurmctld || command -v apt-get; } >/dev/null; }
 
 case ${1:-} in
-  "") marks="not slurm and not gpu and not matrix" slurm=yes setup=() ;;
-  --fast) marks="not slow and not slurm and not gpu and not matrix" slurm=no setup=(--no-models) ;;
+  "") slow="slow and not gpu and not matrix" slurm=yes setup=() ;;
+  --fast) slow="" slurm=no setup=(--no-models) ;;
   --all)
-    marks="not slurm"
-    has_gpu || marks+=" and not gpu"
+    if has_gpu; then slow="slow or matrix or gpu"; else slow="(slow or matrix) and not gpu"; fi
     slurm=yes setup=()
     ;;
   *) echo "env/test.sh: $1 is not an option; use --fast or --all" >&2; exit 2 ;;
@@ -45,7 +44,9 @@ stage lint ruff check
 stage format ruff format --check
 stage types pyright
 stage imports lint-imports
-stage tests pytest -m "$marks"
+# Side by side, a file to a process; what starts engines, trainers and runs has the machine to itself.
+stage fast pytest -m "not slow and not slurm and not gpu and not matrix" --numprocesses auto --dist loadfile
+[ -z "$slow" ] || stage slow pytest -m "($slow) and not slurm" --durations=20
 if [ $slurm = yes ] && can_have_cluster; then
   was_running=$(bash env/slurm/status.sh)
   stage cluster bash env/slurm/up.sh
