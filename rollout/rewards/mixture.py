@@ -93,7 +93,7 @@ def load_reward(use: str, folder: Path) -> Reward:
 def code_hash(parts: Sequence[RewardPart]) -> str:
     """Fingerprint of the code that gives the rewards, and of all but the weights that joins them.
 
-    Of a function of ours it covers every file beside it; of a user's file, the neighbours that it imported too.
+    Of a function of ours it covers every file of this package; of a user's file, the neighbours that it imported too.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -102,7 +102,7 @@ def code_hash(parts: Sequence[RewardPart]) -> str:
             digest.update(part.function.digest())
             continue
         digest.update(f"{part.function.__module__}:{part.function.__qualname__}\n".encode())
-        for source in sorted(Path(__file__).parent.glob("*.py")):
+        for source in sorted(Path(__file__).parent.rglob("*.py")):
             digest.update(hashlib.blake2b(source.read_bytes()).digest())
     return digest.hexdigest()
 

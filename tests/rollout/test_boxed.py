@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from towline.rollout.rewards.boxed import last_boxed
+from towline.rollout.rewards.boxed import boxed_answer, last_boxed
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,28 @@ def test_a_hostile_megabyte_takes_linear_time(text: str) -> None:
     started = time.process_time()
     last_boxed(text)
     assert time.process_time() - started < 1.5  # quadratic time would be minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"The roots are \boxed{2}, \boxed{9}, \boxed{11}.", "2, 9, 11"),
+        (r"\boxed{2} and \boxed{9}", "2, 9"),
+        (r"$\boxed{2}$, and $\boxed{9}$", "2, 9"),
+        (r"\boxed{2} or \boxed{9}", "2, 9"),
+        (r"\boxed{2} \boxed{9}", "9"),
+        (r"First \boxed{7}. Then \boxed{9}, \boxed{11}", "9, 11"),
+        (r"\boxed{2}, hence \boxed{9}", "9"),
+        (r"<think>\boxed{2}, </think>\boxed{9}", "9"),
+        (r"\boxed{2}, \boxed{9", None),
+        (r"\boxed{2", None),
+        (r"none", None),
+    ],
+)
+def test_boxes_with_nothing_but_separators_between_them_are_one_list(text: str, expected: str | None) -> None:
+    """G1-22"""
+    assert boxed_answer(text) == expected
+
+
+def test_of_very_many_boxes_only_the_last_are_a_list() -> None:
+    assert boxed_answer(", ".join([r"\boxed{1}"] * 100_000)) == ", ".join(["1"] * 21)

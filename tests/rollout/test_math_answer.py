@@ -1,190 +1,142 @@
+import json
+import math
+import subprocess
+import sys
+import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
-from towline.rollout.rewards.math_answer import equivalent, grade
-from towline.storage.errors import DataError
+import math_cases
+from towline.rollout.rewards.math_answer import GOLD_UNPARSEABLE, compare, equivalent, grade
+from towline.rollout.rewards.verdict import Verdict
 from towline.storage.records import ScoreStatus
 
-
-@pytest.mark.parametrize(
-    ("gold", "prediction"),
-    [
-        ("14250", "14,250"),
-        ("14250", "\\$14{,}250"),
-        ("14250", "14\\,250"),
-        ("14250", "14\u202f250"),
-        ("7325000800", "7,\\! 325,\\! 000,\\! 800"),
-        ("1,234.50", "1234.5"),
-        ("72", "72."),
-        ("72", "72.0"),
-        ("72", " +72 "),
-        ("72", "$72$"),
-        ("72", "\\(72\\)"),
-        ("72", "\\text{72}"),
-        ("0.5", ".5"),
-        ("0", "-0"),
-        ("-8", "\u22128"),
-        ("-8", "\u20138"),
-        ("-5", "-\\$5"),
-        ("3/8", "\\frac{3}{8}"),
-        ("3/8", "0.375"),
-        ("\\frac38", "0.375"),
-        ("\\frac12", "\\dfrac{2}{4}"),
-        ("-\\frac{1}{2}", "\\frac{-1}{2}"),
-        ("-1/2", "1/-2"),
-        ("7.5", "7\\frac{1}{2}"),
-        ("\\frac{47}{6}", "7 5/6"),
-        ("-1.5", "-1 1/2"),
-        ("50\\%", "50%"),
-        ("5", "x = 5.0"),
-        ("x=5", "5"),
-        ("90", "90^\\circ"),
-        ("90^{\\circ}", "90"),
-        ("5", "5\\text{ cm}"),
-        ("5", "5\\,\\mathrm{cm}^2"),
-        ("6.02\\times10^{23}", "6.02e23"),
-        ("6.02\\cdot10^{23}", "602\\times10^{21}"),
-        ("1000000", "10^6"),
-    ],
-)
-def test_the_same_number_written_otherwise(gold: str, prediction: str) -> None:
-    assert equivalent(prediction, gold) is True
-    assert equivalent(gold, prediction) is True
+CASES = [pytest.param(*case, id=f"{case[0]}-{number}") for number, case in enumerate(math_cases.PAIRS)]
+RESPONSES = [pytest.param(*case, id=f"{case[0]}-{number}") for number, case in enumerate(math_cases.RESPONSES)]
 
 
-@pytest.mark.parametrize(
-    ("gold", "prediction"),
-    [
-        ("4", "14"),
-        ("4", "40"),
-        ("12", "1,2"),
-        ("123", "0,123"),
-        ("123456", "1,23,456"),
-        ("8", "\u22128"),
-        ("3/8", "3"),
-        ("3", "3 2/5"),
-        ("9", "5 9/4"),
-        ("-0.5", "-1 1/2"),
-        ("3", "4\\frac{-2}{2}"),
-        ("6", "7 2/-2"),
-        ("6", "6\\sqrt{3}"),
-        ("6", "6\\sqrt(3)"),
-        ("(7,325,0,800)", "7325000800"),
-        ("5", "x=6"),
-        ("5", "5=5"),
-        ("2", "x \\in \\{1,2\\}"),
-        ("50", "50\\%"),
-        ("0.5", "50\\%"),
-        ("90", "80^\\circ"),
-        ("5", "5\\text{ million}"),
-        ("5", "5\\text{ or 6}"),
-        ("3.0\\times10^{-12}", "5.0\\times10^{-12}"),
-        ("6.02\\times 10^{23}", "6.02\\times10^{22}"),
-        ("0.3333", "1/3"),
-        ("0.1000000000000000000001", "0.1"),
-        ("2\\pi", "6.28"),
-        ("1", "1/0"),
-        ("1", "\\frac{1}{0}"),
-        ("1", "\u0661"),
-        ("7", "seven"),
-        ("7", ""),
-        ("\\sqrt{2}", ""),
-        ("7", "9" * 5000),
-        ("7", "1e999999999"),
-        ("7", "__import__('os').getpid()"),
-    ],
-)
-def test_a_different_answer_is_wrong(gold: str, prediction: str) -> None:
-    assert equivalent(prediction, gold) is False
+@pytest.mark.parametrize(("_case", "gold", "prediction", "is_equal"), CASES)
+def test_verdict_on_a_pair_whichever_side_is_gold(_case: str, gold: str, prediction: str, is_equal: bool) -> None:
+    assert equivalent(prediction, gold) is is_equal
+    assert equivalent(gold, prediction) is is_equal
 
 
-@pytest.mark.parametrize(
-    ("gold", "prediction"),
-    [
-        ("\\dfrac{\\sqrt{3}}{2}", "\\frac{\\sqrt{3}}{2}"),
-        ("\\dfrac{\\sqrt{3}}{2}", "\\tfrac{\\sqrt3}{2}"),
-        ("\\dfrac{\\sqrt{3}}{2}", "\\frac{\\sqrt{3}}2"),
-        ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3,\\frac{\\pi}{2})"),
-        ("(0,4)\\cup(4,10)", "(0,4) \\cup (4,10)"),
-        ("1700!", "1700!"),
-        ("10:30", "10:30"),
-        ("\\text{Tuesday}", "Tuesday"),
-        ("9" * 5000, "9" * 5000),
-    ],
-)
-def test_the_same_text_up_to_its_dress(gold: str, prediction: str) -> None:
-    assert equivalent(prediction, gold) is True
-
-
-@pytest.mark.parametrize(
-    ("gold", "prediction"),
-    [
-        ("\\sqrt{12}", "2\\sqrt{3}"),
-        ("(3,8)", "(8,3)"),
-        ("k = 5, 6", "k = 4, 7"),
-        ("10:30", "11:30"),
-        ("2 x", "2 y"),
-        ("x", "X"),
-        ("1 2x", "12x"),
-        ("\\frac{1}{1700!}", "\\frac{1}{1701!}"),
-    ],
-)
-def test_two_different_texts_are_undecided(gold: str, prediction: str) -> None:
-    assert equivalent(prediction, gold) is None
-    verdict = grade(f"\\boxed{{{prediction}}}", gold)
-    assert (verdict.value, verdict.status) == (None, ScoreStatus.FAILED)
-    assert "neither is a plain number" in verdict.detail
-
-
-@pytest.mark.parametrize(
-    ("gold", "completion", "value"),
-    [
-        ("14250", "So the total is \\boxed{14,250}.", 1.0),
-        ("42", "First \\boxed{42}. Then the answer: \\boxed{7}", 0.0),
-        ("2 + 70 = 72\n#### 72", "\\boxed{72}", 1.0),
-        ("It costs\n#### 1,234", "\\boxed{1234}", 1.0),
-        ("It falls to minus 9.\n#### -9", "\\boxed{-9}", 1.0),
-        ("It falls to minus 9.\n#### -9", "#### -9", 1.0),
-        ("It falls to minus 9.\n#### -9", "#### 9", 0.0),
-        ("... the larger root, so \\boxed 6.", "\\boxed{6}", 1.0),
-        ("36", "30+6=36\n#### 36\n" + "This is consistent. " * 100, 1.0),
-        ("36", "#### 36\nNo: \\boxed{37}", 0.0),
-        ("36", "<think>#### 36</think> I do not know", 0.0),
-        ("yes", "#### Step 1\nI think so", 0.0),
-        ("7", "<think>maybe \\boxed{7}</think> The answer is \\boxed{9}.", 0.0),
-        ("7", "<think>so far \\boxed{7}, but let me check", 0.0),
-        ("5", "I will mark my answer with \\boxed", 0.0),
-        ("5", "\\boxed{}", 0.0),
-        ("4", "It is five.", 0.0),
-        ("see the figure above", "anything", 0.0),
-    ],
-)
-def test_a_completion_is_paid_for_its_final_answer(gold: str, completion: str, value: float) -> None:
+@pytest.mark.parametrize(("_case", "gold", "completion", "value"), RESPONSES)
+def test_a_completion_is_paid_for_its_final_answer(_case: str, gold: str, completion: str, value: float) -> None:
     verdict = grade(completion, gold)
     assert (verdict.value, verdict.status) == (value, ScoreStatus.OK)
 
 
-@pytest.mark.parametrize("gold", ["", "   ", "It costs\n#### ", "\\boxed{}"])
-def test_an_empty_gold_answer_is_an_error_in_the_data(gold: str) -> None:
-    with pytest.raises(DataError, match="gold answer is empty"):
-        grade("\\boxed{5}", gold)
+def test_an_answer_equals_itself_in_every_case() -> None:
+    for answer in sorted({text for _, *pair, _ in math_cases.PAIRS for text in pair} - {"", "\\text{ }"}):
+        assert equivalent(answer, answer) is True
+        assert equivalent(f" \\displaystyle {answer}\\, ", answer) is True, answer
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "gold",
     [
-        "7^{7^{7^{7^7}}}",
-        "(10^9)!",
-        "10^{999999999999}",
-        "(" * 500_000,
-        "\\text{" * 100_000,
-        " " * 500_000 + "x",
-        "1" * 10**6,
+        "", "   ", "It costs\n#### ", "\\boxed{}", "see the figure above", "See figure.", "refer to the diagram",
+        "answers will vary", "Answers may vary", "The proof is left to the reader.", "N/A", "????", "\\frac{1}{", "(3,",
     ],
-    ids=["tower", "factorial", "power", "parentheses", "texts", "spaces", "digits"],
-)
-def test_a_hostile_answer_is_refused_fast(answer: str) -> None:
+)  # fmt: skip
+def test_a_gold_answer_that_cannot_be_read_is_flagged_and_never_pays(gold: str) -> None:
+    """G1-52"""
+    for completion in ("\\boxed{3}", "anything", f"\\boxed{{{gold}}}"):
+        verdict = grade(completion, gold)
+        assert (verdict.value, verdict.status) == (None, ScoreStatus.FAILED)
+        assert verdict.detail.startswith(GOLD_UNPARSEABLE)
+
+
+@pytest.mark.parametrize("gold", ["\\int x\\,dx", "x \\equiv 3 \\pmod 5", "\\sum_{k=1}^n a_k"])
+def test_notation_that_is_not_read_pays_for_the_same_text_only(gold: str) -> None:
+    assert grade(f"\\boxed{{ {gold} }}", gold).value == 1.0
+    other = grade("\\boxed{7}", gold)
+    assert (other.value, other.status) == (None, ScoreStatus.FAILED)
+    assert other.detail.startswith(GOLD_UNPARSEABLE)
+
+
+def test_what_cannot_be_told_says_why() -> None:
+    prediction, gold = "\\sin(1 + 10^{-1900})", "\\sin 1"
+    verdict = grade(f"\\boxed{{{prediction}}}", gold)
+    assert (verdict.value, verdict.status) == (None, ScoreStatus.FAILED)
+    assert "cannot tell whether" in verdict.detail
+    assert "too many digits" in compare(prediction, gold).reason
+
+
+def _verdicts(pairs: list[tuple[str, str]]) -> list[float | None]:
+    return [grade(f"\\boxed{{{prediction}}}", gold).value for gold, prediction in pairs]
+
+
+PAIRS_OF_EACH_KIND = [(gold, prediction) for _, gold, prediction, _ in math_cases.PAIRS[::5]] + [
+    ("3", answer) for answer in math_cases.HOSTILE.values() if len(answer) < 10_000
+]
+
+
+def test_eight_threads_give_the_verdicts_of_the_main_thread() -> None:
+    """G1-54"""
+    expected = _verdicts(PAIRS_OF_EACH_KIND)
+    found: dict[int, list[float | None]] = {}
+    threads = [
+        threading.Thread(target=lambda number=number: found.update({number: _verdicts(PAIRS_OF_EACH_KIND)}))
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(8)] == [expected] * 8
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_new_process_gives_the_same_verdicts(method: str) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
+        assert pool.submit(_verdicts, PAIRS_OF_EACH_KIND).result(60) == _verdicts(PAIRS_OF_EACH_KIND)
+
+
+@pytest.mark.parametrize(("flags", "hash_seed"), [(["-O"], "0"), ([], "1"), (["-OO"], "2")])
+def test_an_optimised_interpreter_and_any_hash_seed_give_the_same_verdicts(flags: list[str], hash_seed: str) -> None:
+    program = (
+        "import json, sys\n"
+        "from towline.rollout.rewards.math_answer import grade\n"
+        "pairs = json.load(sys.stdin)\n"
+        "print(json.dumps([grade(f'\\\\boxed{{{p}}}', g).value for g, p in pairs]))"
+    )
+    result = subprocess.run(
+        [sys.executable, *flags, "-c", program],
+        input=json.dumps(PAIRS_OF_EACH_KIND), capture_output=True, text=True, check=True,
+        env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert json.loads(result.stdout) == _verdicts(PAIRS_OF_EACH_KIND)
+
+
+def test_importing_the_grader_loads_neither_sympy_nor_torch() -> None:
+    program = "import sys, towline.rollout.rewards.math_answer as m; print({'sympy', 'torch'} & set(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", math_cases.HOSTILE)
+def test_a_hostile_answer_is_wrong_and_costs_little(name: str) -> None:
+    """G1-55, G1-56, G1-59: without any limit from outside."""
+    answer = math_cases.HOSTILE[name]
     started = time.process_time()
-    assert grade(f"\\boxed{{{answer}}}", "3").value == 0.0
-    assert time.process_time() - started < 1.5
+    for gold in ("3", "x = 4", "\\sqrt{2}", "\\{1, 2\\}", "(0, 1)"):
+        verdict = grade(f"\\boxed{{{answer}}}", gold)
+        assert verdict == Verdict(value=0.0, detail=verdict.detail)
+        assert equivalent(gold, answer) is False
+    assert time.process_time() - started < 5.0  # ten verdicts; each of them is bounded near 0.3 s
+
+
+@pytest.mark.parametrize("name", [name for name in math_cases.HOSTILE if name not in math_cases.NOT_CLOSED])
+def test_a_hostile_gold_answer_is_no_danger_either(name: str) -> None:
+    verdict = grade("\\boxed{3}", math_cases.HOSTILE[name])
+    assert verdict.value in (0.0, None)
+    assert not math.isnan(verdict.seconds)

@@ -349,7 +349,7 @@ def test_workers_end_with_a_parent_that_was_killed(folder: Path, deed: str) -> N
 def test_built_in_rewards_agree_with_themselves_outside_the_pool(folder: Path) -> None:
     with ScoringPool(_rewards("math_answer", "format"), 1, 5.0, folder) as pool:
         assert pool.latency() is None
-        right, undecided = pool.score_many([("\\boxed{14,250}", "#### 14250"), ("\\boxed{x^2}", "y^2")])
+        right, undecided = pool.score_many([("\\boxed{14,250}", "#### 14250"), ("\\boxed{7}", "see the figure above")])
         assert (right.parts, right.total) == ({"math_answer": 1.0, "format": 1.0}, 2.0)
         assert undecided.status == ScoreStatus.FAILED
         assert (math.isnan(undecided.parts["math_answer"]), undecided.parts["format"]) == (True, 1.0)
