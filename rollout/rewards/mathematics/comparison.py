@@ -105,9 +105,9 @@ def _same(left: Answer, right: Answer, work: Work) -> bool:
         return True
     if isinstance(left, Assignment) or isinstance(right, Assignment):
         return _same_assignment(left, right, work)
-    left, right = _lone_member(left, right, work), _lone_member(right, left, work)
     if isinstance(left, Bounds | Region) or isinstance(right, Bounds | Region):
         return _same_region(left, right, work)
+    left, right = _lone_member(left, right, work), _lone_member(right, left, work)
     match left, right:
         case Value(), Value():
             return _same_quantity(left, right, work)
@@ -151,6 +151,12 @@ def _lone_member(answer: Answer, other: Answer, work: Work) -> Answer:
     return first if all(_same(first, member, work) for member in rest) else answer
 
 
+def _assigns_each(answer: Members) -> bool:
+    """`x = 1, y = 2`, which says as much as (1, 2) or, in this order, 1, 2."""
+    names = {member.name for member in answer.members if isinstance(member, Assignment)}
+    return len(names) == len(answer.members) > 1
+
+
 def _is_python_list(answer: Members) -> bool:
     """`[1, 2, 3]`; two members in square brackets are an interval."""
     return (answer.opening, answer.closing) == ("[", "]") and len(answer.members) != 2
@@ -184,6 +190,10 @@ def _same_quantity(left: Value, right: Value, work: Work) -> bool:
 
 
 def _same_members(left: Members, right: Members, work: Work) -> bool:
+    if _assigns_each(left) != _assigns_each(right):
+        return len(left.members) == len(right.members) and all(
+            _same(one, other, work) for one, other in zip(left.members, right.members, strict=True)
+        )
     if (_is_python_list(left) and _is_unordered(right)) or (_is_python_list(right) and _is_unordered(left)):
         return _same_unordered(left.members, right.members, work)
     if _is_unordered(left) != _is_unordered(right):

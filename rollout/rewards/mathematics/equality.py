@@ -1,15 +1,16 @@
 """Whether two expressions have one value.
 
 1. Rational numbers are compared exactly.
-2. A difference of two constants that settles, as the precision doubles, is not zero.
-3. One that keeps shrinking is zero: proved for algebraic numbers, whose separation bound says how far to go; by rule
-   for others, when it has shrunk below what the numbers written in the answers could make by chance.
+2. Two constants whose difference is larger than the bound on its error are different.
+3. They are equal when the difference is smaller than any that is not zero: proved for algebraic numbers, by their
+   separation bound; by rule for others, at 200 bits and four more for each bit written in the answers.
 4. Expressions with variables are compared at fixed rational points, exactly where they are rational there.
 """
 
 import math
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 
 from towline.rollout.rewards.mathematics.expression import (
@@ -25,14 +26,13 @@ from towline.rollout.rewards.mathematics.expression import (
     variables,
 )  # fmt: skip
 from towline.rollout.rewards.mathematics.folding import fold
-from towline.rollout.rewards.mathematics.numerics import approximate, is_real, log2_size
+from towline.rollout.rewards.mathematics.numerics import Ball, Imprecise, approximate, is_real, subtract
 from towline.rollout.rewards.mathematics.separation import separation_bits
 from towline.rollout.rewards.mathematics.work import TooCostly, Work
 
-FIRST_BITS = 64
-MAX_PROOF_BITS = 20_000
-MIN_RULE_BITS, MAX_RULE_BITS = 256, 6_000
-SETTLED_BITS = 16
+FIRST_BITS, GUARD_BITS = 64, 32
+MAX_BITS = 20_000
+RULE_BITS = 200
 NUM_POINTS, MAX_POINTS, MIN_POINTS = 4, 14, 2
 MAX_VARIABLES = 20
 
@@ -107,11 +107,13 @@ def has_value(expression: Expression, work: Work) -> bool:
         try:
             folded = fold(expression, work, point)
             if folded not in (INFINITY, MINUS_INFINITY) and not isinstance(folded, Number):
-                approximate(folded, FIRST_BITS, work)
+                approximate(folded, 2 * FIRST_BITS, work)
         except Undefined:
             continue
         except TooCostly:
             return False
+        except Imprecise:
+            return True
         return True
     return False
 
@@ -120,16 +122,22 @@ def _sign(constant: Expression, work: Work) -> int:
     """Of a real constant that is not zero."""
     if isinstance(constant, Number):
         return (constant.value > 0) - (constant.value < 0)
+    ball = _resolved(constant, work)
+    if not is_real(ball):
+        raise TooCostly("complex numbers have no order")
+    return 1 if ball.value.real > 0 else -1
+
+
+def _resolved(constant: Expression, work: Work) -> Ball:
+    """The value of a constant that is not zero, precisely enough to see that."""
     bits = FIRST_BITS
-    before = None
-    while bits <= MAX_PROOF_BITS:
-        value = approximate(constant, bits, work)
-        if not is_real(value, bits):
-            raise TooCostly("complex numbers have no order")
-        if before is not None and _has_settled(before, value):
-            return 1 if value.real > 0 else -1
-        before, bits = value, 2 * bits
-    raise TooCostly("the sign of a value could not be told")
+    while bits <= MAX_BITS:
+        with suppress(Imprecise):
+            ball = approximate(constant, bits, work)
+            if ball.is_nonzero:
+                return ball
+        bits *= 2
+    raise TooCostly("a value that could not be told from zero")
 
 
 def _fold_or_none(expression: Expression, work: Work) -> Expression | None:
@@ -146,53 +154,53 @@ def _same_constants(left: Expression, right: Expression, work: Work) -> bool:
         return False
     if not {left, right}.isdisjoint((INFINITY, MINUS_INFINITY)):
         return False
-    wanted_bits, max_bits = _bits_that_prove(left, right)
-    enough_bits = min(wanted_bits, max_bits)
-    bits, before = FIRST_BITS, None
+    bits = FIRST_BITS
     while True:
-        values = _values(left, right, bits, work)
-        if isinstance(values, bool):
-            return values
-        here = values[0] - values[1]
-        if before is not None and _has_settled(before, here):
-            return False
-        if bits >= enough_bits:
-            size = max(log2_size(values[0]), log2_size(values[1]))
-            if wanted_bits <= max_bits and log2_size(here) <= max(size, 0.0) - bits / 4:
+        balls = _balls(left, right, bits, work)
+        if isinstance(balls, bool):
+            return balls
+        wanted_bits = 0
+        if balls is not None:
+            gap = subtract(*balls)
+            if gap.is_nonzero:
+                return False
+            zero_bits = _zero_bits(left, right, balls)
+            if max(gap.size, gap.error) + 1 < -zero_bits:
                 return True
-            raise TooCostly("numbers with too many digits in an expression")
-        before, bits = here, min(2 * bits, enough_bits)
+            wanted_bits = bits + math.ceil(gap.error + zero_bits) + GUARD_BITS
+        if bits == MAX_BITS:
+            raise TooCostly(f"more than {MAX_BITS} bits would be needed to tell the values apart")
+        bits = min(MAX_BITS, max(2 * bits, wanted_bits))
 
 
-def _values(left: Expression, right: Expression, bits: int, work: Work):
-    """Both values; or False if only one has any."""
-    values = []
+def _balls(left: Expression, right: Expression, bits: int, work: Work) -> tuple[Ball, Ball] | bool | None:
+    """Both values; False if only one has any; None if that takes more bits."""
+    balls: list[Ball | None] = []
     for expression in (left, right):
         try:
-            values.append(approximate(expression, bits, work))
+            balls.append(approximate(expression, bits, work))
         except Undefined:
-            values.append(None)
-    if values[0] is None and values[1] is None:
+            balls.append(None)
+        except Imprecise:
+            return None
+    if balls[0] is None and balls[1] is None:
         raise Undefined("neither has a value")
-    return False if values[0] is None or values[1] is None else values
+    return False if balls[0] is None or balls[1] is None else (balls[0], balls[1])
 
 
-def _has_settled(before, here) -> bool:
-    return bool(here) and log2_size(here - before) < log2_size(here) - SETTLED_BITS
-
-
-def _bits_that_prove(left: Expression, right: Expression) -> tuple[int, int]:
-    """Precision at which a difference that still shrinks is zero, and the highest that is tried."""
-    separation = separation_bits(difference(left, right))
-    if separation is not None and separation + 2 * FIRST_BITS <= MAX_PROOF_BITS:
-        return math.ceil(separation) + 2 * FIRST_BITS, MAX_PROOF_BITS
+def _zero_bits(left: Expression, right: Expression, balls: tuple[Ball, Ball]) -> float:
+    """b such that a difference below 2^-b is zero: as proved, or else by rule."""
+    proved = separation_bits(difference(left, right))
+    if proved is not None and proved <= MAX_BITS / 2:
+        return proved
     written = sum(
         node.value.numerator.bit_length() + node.value.denominator.bit_length()
         for expression in (left, right)
         for node in nodes(expression)
         if isinstance(node, Number)
     )
-    return MIN_RULE_BITS + 4 * written, MAX_RULE_BITS
+    smallest = min([0.0, *(ball.size for ball in balls if ball.is_nonzero)])
+    return RULE_BITS + 4 * written - smallest
 
 
 def _same_at_points(left: Expression, right: Expression, names: list[str], work: Work) -> bool:
@@ -218,14 +226,11 @@ def _agree_at(left: Expression, right: Expression, point: Point, work: Work, *, 
         here = fold(left, work, point), fold(right, work, point)
         if isinstance(here[0], Number) and isinstance(here[1], Number):
             return here[0] == here[1]
-        if not is_complex:
-            for value in here:
-                if not isinstance(value, Number) and not is_real(approximate(value, FIRST_BITS, work), FIRST_BITS):
-                    return None
-        for value in here:
-            approximate(value, FIRST_BITS, work)
+        balls = [approximate(value, 2 * FIRST_BITS, work) for value in here]
+        if not is_complex and not all(is_real(ball) for ball in balls):
+            return None
         return _same_constants(*here, work)
-    except Undefined:
+    except (Undefined, Imprecise):
         return None
 
 

@@ -200,8 +200,8 @@ _RULES: dict[str, Callable[..., Fraction | None]] = {
     "abs": lambda value: abs(value),
     "floor": lambda value: Fraction(math.floor(value)),
     "ceil": lambda value: Fraction(math.ceil(value)),
-    "max": max,
-    "min": min,
+    "max": lambda *values: max(values),
+    "min": lambda *values: min(values),
     "gcd": _of_integers(math.gcd),
     "lcm": _of_integers(math.lcm),
 }

@@ -46,7 +46,7 @@ _END = Token("end of input", "")
 def parse(tokens: Sequence[Token]) -> Expression:
     """Raises Unreadable when the tokens are no expression, or nested too deeply."""
     parser = _Parser(tokens)
-    expression = parser.sum()
+    expression = parser.whole()
     if parser.next is not _END:
         raise Unreadable(f"{parser.next.text!r} where the expression should end")
     return expression
@@ -83,11 +83,20 @@ class _Parser:
         if self._depth > MAX_DEPTH:
             raise Unreadable(f"nested deeper than {MAX_DEPTH} levels")
 
+    def whole(self) -> Expression:
+        r"""All of a group: a sum, or two with `\over` or `\choose` between them."""
+        inside = self.sum()
+        if self._take("over"):
+            return _over(inside, self.sum())
+        if self._take("choose"):
+            return Apply("binom", (inside, self.sum()))
+        return inside
+
     def sum(self) -> Expression:
+        depth = self._depth
         self._deeper()
-        total: Expression | None = None
         terms: list[Expression] = []
-        while (sign := self._take("+", "-", "pm", "mp")) or (total is None and not terms):
+        while (sign := self._take("+", "-", "pm", "mp")) or not terms:
             term = self._signed_term(sign)
             if sign in ("pm", "mp"):
                 left = _plus(terms) if terms else integer(0)
@@ -95,7 +104,7 @@ class _Parser:
                 self._deeper()  # each one nests what stands left of it
             else:
                 terms.append(term)
-        self._depth -= 1
+        self._depth = depth
         return _plus(terms)
 
     def _signed_term(self, sign: str | None) -> Expression:
@@ -141,6 +150,7 @@ class _Parser:
         return negative(factor) if sign == "-" else factor
 
     def _factor(self) -> Expression:
+        depth = self._depth
         self._deeper()
         factor = self._primary()
         while True:
@@ -151,13 +161,14 @@ class _Parser:
                 self._deeper()
             elif self._takes_degrees():
                 factor = Apply("degrees", (factor,))
+                self._deeper()
             elif self._take("^"):
                 factor = Apply("^", (factor, self._exponent()))
                 if self.next.text == "^":
                     raise Unreadable("a double superscript")
             else:
                 break
-        self._depth = self._depth - 1
+        self._depth = depth
         return factor
 
     def _takes_degrees(self) -> bool:
@@ -312,9 +323,9 @@ class _Parser:
         if self.next.text == "{" and self.next.kind == "symbol":
             return self._group()
         self._deeper()
-        if self.next.kind == "number" and not keeps_digits:
-            digits = self._split_first_digit()
-            argument: Expression = Number(Fraction(digits))
+        argument: Expression
+        if self.next.kind == "number" and self.next.text.isdecimal() and not keeps_digits:
+            argument = integer(int(self._split_first_digit()))
         elif self.next.kind == "letter":
             argument = Name(self.next.text)
             self._position += 1
@@ -332,7 +343,7 @@ class _Parser:
             raise Unreadable(f"{opening!r} where a group should begin")
         self._position += 1
         bars, self._open_bars = self._open_bars, 0
-        inside = self.sum()
+        inside = self.whole()
         self._open_bars = bars
         self._expect(_GROUPS[opening])
         return Apply({"lfloor": "floor", "lceil": "ceil"}[opening], (inside,)) if opening[0] == "l" else inside
@@ -391,7 +402,7 @@ class _Parser:
         if name != "log":
             return None
         if not self._take("_"):
-            return integer(10) if self.next.kind == "number" else Name("e")
+            return integer(10)
         if self.next.kind == "number" and self._peek(1) is _END and len(self.next.text) > 1:
             return self._argument()
         return self._argument(keeps_digits=True)

@@ -37,7 +37,7 @@ from towline.rollout.rewards.mathematics.expression import (
     variables,
 )  # fmt: skip
 from towline.rollout.rewards.mathematics.parser import parse, read_in_base
-from towline.rollout.rewards.mathematics.tokens import COMMA_GROUPS, Token, Unreadable, read_digits, tokenize
+from towline.rollout.rewards.mathematics.tokens import COMMA_GROUPS, WORDS, Token, Unreadable, read_digits, tokenize
 from towline.rollout.rewards.mathematics.typography import to_latex
 from towline.rollout.rewards.mathematics.units import DEGREES, MONEY, PERCENT, SCALES, Unit, read_unit
 
@@ -56,13 +56,19 @@ _PLAIN = re.compile(r"[-+]?(?:[0-9]{1,15}|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-
 _SPACED_DIGITS = re.compile(r"[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .,\-/]*[?!.]*")
 _ONE_TEXT = re.compile(r"\\(?:text(?:rm|bf|it|sf|normal)?|mathrm|mathbf|mbox|hbox)\s*\{([^{}]*)\}")
-_OPTION = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
+_OPTION = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+)?\(?\s*([A-Za-z])\s*[).]?")
 _BASED = re.compile(
     r"\(?([0-9A-Z]+)\)?\s*_\s*(?:\{\s*(?:\\text\s*\{\s*(?:base)?\s*)?([0-9]{1,2})\s*\}?\s*\}|([0-9]{1,2}))"
 )
 _TIME = re.compile(
     r"([01]?[0-9]|2[0-4]):([0-5][0-9])\s*(?:(?:\\text\{|\\mathrm\{|\\,)?\s*([AaPp])\.?\s?[Mm]\.?\s*\}?)?"
 )
+_MATHEMATICAL_WORDS = WORDS - {"and", "or"}
+_REALS, _NOTHING = Region("reals", ()), Region("or", ())
+_PHRASES = {
+    **dict.fromkeys(("all real numbers", "all reals", "real numbers", "set of all real numbers"), _REALS),
+    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"), _NOTHING),
+}
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 
 _OPENINGS = frozenset({
@@ -78,6 +84,7 @@ _FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
 _NAMING = frozenset({
     "(", ")", ",", "'", "_", "{", "}", "angle", "triangle", "|", "overline", "ell",
 })  # fmt: skip
+_TRIGONOMETRIC = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 _GREEK_NAMES = frozenset({
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "kappa", "lambda", "mu", "nu", "xi", "rho",
     "sigma", "tau", "phi", "chi", "psi", "omega",
@@ -137,14 +144,19 @@ def _read_words(latex: str) -> tuple[Answer, ...] | None:
             return (NotRead("empty"),)
         if any(character.isdigit() for character in content) or _OPTION.fullmatch(content):
             return _read(content)
-        return (_words(content, is_bare=False),)
+        words = _words(content, is_bare=False)
+        meaning = _PHRASES.get(words.words) if isinstance(words, Words) else None
+        return (words,) if meaning is None else (words, meaning)
     if not _WORDS.fullmatch(latex) or _OPTION.fullmatch(latex):
         return None
     words = _words(latex, is_bare=True)
     if isinstance(words, Words) and words.is_prose:
         return (words,)
-    longest = max(len(word) for word in re.findall("[A-Za-z]+", latex))
-    if longest > 3 and not re.search(r"/|\b(?:sqrt|pi)\b", latex):
+    plain = set(re.findall("[A-Za-z]+", latex))
+    meaning = _PHRASES.get(words.words) if isinstance(words, Words) else None
+    if meaning is not None:
+        return (words, meaning)
+    if max(map(len, plain)) > 3 and "/" not in latex and plain.isdisjoint(_MATHEMATICAL_WORDS):
         return (words,)
     return (*_only_read(latex), words)
 
@@ -183,7 +195,7 @@ def _read_special(latex: str) -> tuple[Answer, ...] | None:
     if option is not None and len(latex) > 1:
         return (Value(Name(option[1])),)
     based = _BASED.fullmatch(latex)
-    if based is not None and based[1][0].isdigit():
+    if based is not None and (based[1][0].isdigit() or len(based[1]) > 1):
         try:
             value = read_in_base(based[1], int(based[2] or based[3]))
         except Unreadable as error:
@@ -224,8 +236,8 @@ def _single(tokens: Tokens, nesting: int) -> Answer:
         return _relation(tokens, relations, nesting)
     if operations:
         return _set_operations(tokens, operations, nesting)
-    if tokens[0].text.startswith("mathbb R") or (tokens[0].text == "emptyset" and len(tokens) == 1):
-        return Region("or" if tokens[0].text == "emptyset" else "reals", ())
+    if len(tokens) == 1 and tokens[0].text in ("mathbb R", "emptyset"):
+        return _NOTHING if tokens[0].text == "emptyset" else _REALS
     colons = _at_top(tokens, depths, (":",).__contains__)
     if colons:
         return _ratio(tokens, colons)
@@ -287,12 +299,15 @@ def _split(tokens: Tokens, positions: list[int]) -> list[Tokens]:
 def _members_or_region(tokens: Tokens, separators: list[int], nesting: int) -> Answer:
     """`1, 2 and 3`: a list; `x < 1 or x > 5`: a region; `k = 5, 6`: k has two values."""
     pieces = [piece for piece in _split(tokens, separators) if piece]
+    if not pieces:
+        raise Unreadable("separators alone")
     if not tokens[separators[0] :][0].text or tokens[0].text in (",", ";") or tokens[-1].text in (",", ";"):
         raise Unreadable("a separator at the end")
     members = _flat([_answer(piece, nesting + 1) for piece in pieces])
     connectives = {tokens[index].text for index in separators}
-    if members and all(isinstance(member, Bounds | Region) for member in members):
-        return Region("or" if "or" in connectives else "and" if "and" in connectives else "list", tuple(members))
+    regions = [member.value if isinstance(member, Assignment) else member for member in members]
+    if all(isinstance(region, Bounds | Region) for region in regions):
+        return Region("or" if "or" in connectives else "and" if "and" in connectives else "list", tuple(regions))
     first = members[0]
     if isinstance(first, Assignment):
         if all(isinstance(member, Value) for member in members[1:]):
@@ -331,7 +346,7 @@ def _relation(tokens: Tokens, positions: list[int], nesting: int) -> Answer:
         if not isinstance(name, Name):
             raise Unreadable("an inequation that is not solved")
         value = parse(sides[1])
-        return Region("minus", (Region("reals", ()), Bounds(name.name, value, value, True, True)))
+        return Region("minus", (_REALS, Bounds(name.name, value, value, True, True)))
     if set(signs) <= _COMPARISONS:
         return _inequality([parse(side) for side in sides], signs)
     raise Unreadable("several kinds of relations in one")
@@ -360,12 +375,15 @@ def _equation(left: Tokens, right: Tokens) -> Equation | None:
 
 def _is_name(tokens: Tokens) -> bool:
     """A variable, `f(x)`, `P(A)`, `AB`, `(x, y)`, `\\angle ABC`, `\\text{area}`: no numbers and no operations."""
+    texts = [token.text for token in tokens]
+    if texts[1:6] == ["^", "{", "-", "1", "}"]:  # an inverse function
+        tokens = [tokens[0], *tokens[6:]]
     has_letter = False
     for index, token in enumerate(tokens):
         is_index = index > 0 and tokens[index - 1].text in ("_", "{")
         if token.kind in ("letter", "text") or token.text in _GREEK_NAMES:
             has_letter = True
-        elif not (token.text in _NAMING or (token.kind == "number" and is_index)):
+        elif not (token.text in _NAMING or token.text in _TRIGONOMETRIC or (token.kind == "number" and is_index)):
             return False
     return has_letter
 
@@ -415,7 +433,7 @@ def _collection(tokens: Tokens, nesting: int) -> Answer | None:
         return None
     if is_set:
         if not inside:
-            return Region("or", ())
+            return _NOTHING
         built = _at_top(inside, _depths(inside), ("mid", "|", ":").__contains__)
         if built:
             return _answer(inside[built[0] + 1 :], nesting + 1)
@@ -482,6 +500,8 @@ def _value(tokens: Tokens) -> Answer:
 
 def _without_currency(tokens: Tokens) -> tuple[Tokens, bool]:
     index = 1 if tokens[0].text in ("-", "+") else 0
+    if len(tokens) > 1 and tokens[-1].text == "$":
+        return tokens[:-1], True
     if len(tokens) > index + 1 and tokens[index].text == "$":
         return [*tokens[:index], *tokens[index + 1 :]], True
     return tokens, False

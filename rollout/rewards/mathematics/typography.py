@@ -43,6 +43,7 @@ _CHARACTERS = {
     "\u20ac": r"\$",
     "\u00a3": r"\$",
     "\u00a5": r"\$",
+    "\u00a2": r"\text{ cents}",
 }
 _GREEK = [
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
@@ -73,18 +74,34 @@ _SIZES = re.compile(
 )
 _GROUPING_COMMA = re.compile(r",\s*\\!\s*")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
-_PHANTOM = re.compile(r"\\(?:h|v)?phantom\{[^{}]*\}|\\hspace\*?\{[^{}]*\}")
+_PHANTOM = re.compile(r"\\(?:h|v)?phantom\{[^{}]*\}|\\hspace\*?\{[^{}]*\}|\\(?:text)?color\{[^{}]*\}")
+_DECORATION = re.compile(r"\\(?:underline|ensuremath|mathstrut|(?:math|text)(?:bf|rm|it)(?=\s*\{\s*\\))(?![A-Za-z])")
+_CURRENCY_NAME = re.compile(r"(?:US|CA|AU)\s*(?=\\?\$)")
+_TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
+_SPEED = re.compile(r"(?<=[0-9}])\s*((?:k|c)?m|ft|mi)\s*/\s*(s|h|hr|min)(\^\{?2\}?)?$")
+_SPACES = re.compile(r"\s+")  # in one at once: other patterns would try each of a long run
+_SPACE_COMMANDS = frozenset({r"\,", r"\;", r"\:", "\\ ", r"\\"})
+MAX_WRAPPERS = 8
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
 def to_latex(answer: str) -> str:
     """ASCII LaTeX without sizes, dollar signs around it and a final full stop; spaces and separators are kept."""
-    text = answer if answer.isascii() else _to_ascii(answer)
+    text = _SPACES.sub(" ", answer if answer.isascii() else _to_ascii(answer))
     if "\\" in text:
-        text = _GROUPING_COMMA.sub("{,}", _SIZES.sub("", _PHANTOM.sub("", text)))
+        text = _GROUPING_COMMA.sub("{,}", _SIZES.sub("", _DECORATION.sub("", _PHANTOM.sub("", text))))
         text = _NEGATIVE_SPACE.sub("", text)
-    return _unwrapped(text)
+    return _written_out(_unwrapped(text))
+
+
+def _written_out(text: str) -> str:
+    r"""Plain text's `6 x 10^23`, `US$5` and `10 m/s` in the words of LaTeX."""
+    if "/" in text:
+        text = _SPEED.sub(r"\\text{ \1/\2\3}", text)
+    if "$" in text:
+        text = _CURRENCY_NAME.sub("", text)
+    return _TIMES_TEN.sub(r"\\times ", text) if "^" in text else text
 
 
 def _to_ascii(text: str) -> str:
@@ -96,17 +113,34 @@ def _to_ascii(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    text = text.strip()
-    while True:
+    for _ in range(MAX_WRAPPERS):
         before = text
-        text = text.removesuffix(".").rstrip() if not text.endswith("..") else text
-        text = text.removesuffix(r"\\").rstrip()
+        text = _stripped(text)
+        if text.endswith(".") and not text.endswith(".."):
+            text = _stripped(text[:-1])
         for start, end in _WRAPPERS:
             inner = text[len(start) : -len(end)]
             if len(text) > len(start) + len(end) and text.startswith(start) and text.endswith(end):
                 if _DOLLAR.search(inner) or "\\(" in inner or "\\[" in inner or inner.endswith("\\"):
                     continue
-                text = inner.strip()
+                text = inner
                 break
         if text == before:
-            return text
+            break
+    return text
+
+
+def _stripped(text: str) -> str:
+    """Without spaces and line breaks at the ends, in LaTeX or plain; in one pass, as there may be very many."""
+    start, end = 0, len(text)
+    while start < end and (width := _space_width(text[start], text[start : start + 2])):
+        start += width
+    while start < end and (width := _space_width(text[end - 1], text[max(start, end - 2) : end])):
+        end -= width
+    return text[start:end]
+
+
+def _space_width(character: str, pair: str) -> int:
+    if pair in _SPACE_COMMANDS:
+        return 2
+    return 1 if character.isspace() or character == "~" else 0
