@@ -1,83 +1,134 @@
-"""A worker of the scoring pool: `python -P -u -m towline.rollout.scoring_worker`, started by `towline.rollout.scoring`.
+"""A worker of the scoring pool: grades what the pool sends it, one completion after the other, until it is killed.
 
-It takes the pipes away from standard input and output, so that a reward function may print and read as it likes, then
-answers one request after the other: first the rewards to load, then `(number, completion, gold)` each. It keeps no
-time limit of its own worth the name: the parent kills it.
+It is a copy of the template (`scoring_template.py`), or where that cannot be forked a process of its own,
+`python -P -u -m towline.rollout.scoring_worker SETUP`. It keeps no time limit: that cannot be kept from inside.
+A reply says that the next completion begins.
 """
 
+import functools
+import gc
 import json
+import mmap
 import os
 import resource
-import signal
-import struct
-from dataclasses import asdict
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from towline.rollout.process_tree import adopt_orphans, die_with
 from towline.rollout.rewards.mixture import RewardPart, code_hash, load_reward, score
+from towline.rollout.scoring_messages import LENGTH, Message, pack, score_fields
 from towline.storage.errors import InputError
 
-LENGTH = struct.Struct("!I")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def pack(message: dict[str, Any]) -> bytes:
-    """Length-prefixed JSON: no message can be read as another one, and nothing in it is ever executed."""
-    body = json.dumps(message).encode()
-    return LENGTH.pack(len(body)) + body
+def load_parts(setup: Message) -> list[RewardPart]:
+    """
+    Raises:
+        InputError: a reward cannot be loaded.
+    """
+    folder = Path(setup["folder"])
+    return [RewardPart(**term, function=load_reward(use, folder)) for use, term in setup["rewards"]]
 
 
-def main() -> None:
-    requests, replies = _take_over_standard_streams()
+def serve(parts: Sequence[RewardPart], pool: socket.socket, board: mmap.mmap, slot: int, max_bytes: int) -> None:
+    """Answer until the pool hangs up. Does not return.
+
+    Args:
+        board: shared with the pool: `board[slot]` is the part that is being asked, from 1.
+        max_bytes: address space beyond what is there now.
+    """
+    worker = os.getpid()
+    adopt_orphans()  # what it starts stays below it, and is found there
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a reward function that segfaults leaves no core files
-    setup = _receive(requests)
-    if setup is not None:
-        _serve(setup, requests, replies)
+    memory = _Memory(max_bytes)
+    announced = [_announced(part, min(place, 255), board, slot) for place, part in enumerate(parts, start=1)]
+    pool.sendall(pack({"ready": code_hash(parts)}))
+    while (request := _receive(pool)) is not None:
+        for number, completion, gold in request["items"]:
+            board[slot] = 0
+            reply = _graded(announced, completion, gold)
+            if os.getpid() != worker:
+                os._exit(0)  # a reward function forked and its child came back here: it has no say
+            pool.sendall(pack({"number": number, "place": board[slot], **reply}))
+            if memory.is_used_up():
+                pool.sendall(pack({"leaves": True}))
+                os._exit(0)
     os._exit(0)  # threads and exit handlers of a reward function do not keep the worker alive
 
 
-def _serve(setup: dict[str, Any], requests: BinaryIO, replies: BinaryIO) -> None:
-    worker = os.getpid()
-    folder = Path(setup["folder"])
+def _graded(parts: Sequence[RewardPart], completion: str, gold: str) -> Message:
     try:
-        parts = [RewardPart(**term, function=load_reward(use, folder)) for use, term in setup["rewards"]]
+        return {"score": score_fields(score(parts, completion, gold))}
+    except BaseException as error:  # the boundary of the process: KeyboardInterrupt and its like, raised by a reward
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def _announced(part: RewardPart, place: int, board: mmap.mmap, slot: int) -> RewardPart:
+    """The part, which says that it is its turn: nothing else can be learned from a worker that was killed."""
+    ask = part.function
+
+    @functools.wraps(ask)
+    def function(completion: str, gold: str) -> Any:
+        board[slot] = place
+        return ask(completion, gold)
+
+    return replace(part, function=function)
+
+
+class _Memory:
+    """Address space: limited for good, and looked at, so that no completion pays for what an earlier one left."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        begins_with = self._used_bytes()
+        self._leaves_above = begins_with + max_bytes // 2
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = begins_with + max_bytes
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    def is_used_up(self) -> bool:
+        """Half of it is held after a completion."""
+        return self._used_bytes() > self._leaves_above
+
+    def _used_bytes(self) -> int:
+        return int(os.pread(self._statm, 64, 0).split()[0]) * _PAGE_BYTES
+
+
+def _receive(pool: socket.socket) -> Message | None:
+    header = _exactly(pool, LENGTH.size)
+    body = _exactly(pool, LENGTH.unpack(header)[0]) if header else b""
+    return json.loads(body) if body else None
+
+
+def _exactly(pool: socket.socket, num_bytes: int) -> bytes:
+    """Empty when the pool has hung up."""
+    whole = bytearray()
+    while len(whole) < num_bytes:
+        piece = pool.recv(min(num_bytes - len(whole), 2**18))
+        if not piece:
+            return b""
+        whole += piece
+    return bytes(whole)
+
+
+def main() -> None:
+    setup = json.loads(sys.argv[1])
+    die_with(setup["template"])
+    pool, board = socket.socket(fileno=setup["pool_fd"]), mmap.mmap(setup["board_fd"], 0)
+    pool.set_inheritable(False)
+    try:
+        parts = load_parts(setup)
     except InputError as error:
-        _send(replies, {"error": str(error)})
+        pool.sendall(pack({"cannot_load": str(error)}))
         return
-    _send(replies, {"code_hash": code_hash(parts)})
-    while (request := _receive(requests)) is not None:
-        # Only for when the parent is gone and nobody is left to kill: the kernel does, whatever holds the interpreter.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, setup["orphan_limit_s"])
-        result = score(parts, request["completion"], request["gold"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if os.getpid() != worker:
-            os._exit(0)  # a reward function forked and its child came back here: it has no say
-        _send(replies, {"number": request["number"], "score": asdict(result)})
-
-
-def _take_over_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Keep the two pipes for ourselves; standard input becomes empty, standard output goes where errors go."""
-    requests = os.fdopen(os.dup(0), "rb")  # os.dup gives descriptors that no started program inherits
-    replies = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _receive(requests: BinaryIO) -> dict[str, Any] | None:
-    header = requests.read(LENGTH.size)
-    if len(header) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(header)
-    body = requests.read(length)
-    return json.loads(body) if len(body) == length else None
-
-
-def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
-    replies.write(pack(message))
-    replies.flush()
+    gc.freeze()
+    serve(parts, pool, board, setup["slot"], setup["max_bytes"])
 
 
 if __name__ == "__main__":

@@ -1,162 +1,16 @@
 import math
-import os
-import signal
-import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from towline.rollout.rewards.config import RewardConfig
-from towline.rollout.scoring import ScoringPool
+from scoring_pools import LIMIT_S, NUM_WORKERS, children, open_files, rewards
+from towline.rollout.scoring import MAX_ITEM_CHARS, ScoringPool
 from towline.storage.errors import ConfigError
 from towline.storage.records import ScoreStatus
-
-# One file with every misdeed, chosen by the completion, so that one warm pool serves many tests.
-HOSTILE = r"""
-import ctypes, os, signal, subprocess, sys, threading, time
-from pathlib import Path
-
-HERE = Path(__file__).parent
-print("printed while loading")
-
-def grade(completion, gold):
-    deed, _, argument = completion.partition(" ")
-    return globals()[deed](argument)
-
-def value(argument):
-    return float(argument)
-
-def pid(argument):
-    return os.getpid()
-
-def sleep(argument):
-    time.sleep(float(argument))
-    return 1
-
-def loop(argument):
-    while True:
-        pass
-
-def hold_the_interpreter(argument):
-    return len(str(pow(7, 10**9)))
-
-def swallow(argument):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True:
-        try:
-            time.sleep(60)
-        except BaseException:
-            pass
-
-def leave(argument):
-    with (HERE / "tries").open("a") as file:
-        file.write("x")
-    os._exit(int(argument))
-
-def leave_once(argument):
-    if not (HERE / f"left{argument}").exists():
-        (HERE / f"left{argument}").touch()
-        os._exit(0)
-    return 1
-
-def segfault(argument):
-    ctypes.string_at(0)
-
-def print_much(argument):
-    print("x" * 100_000)
-    os.write(1, b"\0\0\0\2{}" * 100)
-    subprocess.run(["echo", "from a program"], check=True)
-    return 1
-
-def read_input(argument):
-    return len(sys.stdin.read()) + len(os.read(0, 100))
-
-def fork_and_leave(argument):
-    child = os.fork()
-    if child == 0:
-        time.sleep(600)
-    (HERE / "child").write_text(str(child))
-    os._exit(0)
-
-def fork_and_loop(argument):
-    child = subprocess.Popen(["sleep", "600"])
-    (HERE / "child").write_text(str(child.pid))
-    while True:
-        pass
-
-def fork_and_come_back(argument):
-    os.fork()
-    return 1
-
-def leave_soon(argument):
-    threading.Timer(0.1, os._exit, [0]).start()
-    return 1
-
-def hold_soon(argument):
-    threading.Timer(0.05, pow, [7, 10**9]).start()
-    return 1
-
-def environment(argument):
-    return len([name for name in os.environ if name.startswith(("SLURM", "SECRET", "OMPI"))])
-
-def modules(argument):
-    return len({"torch", "vllm", "pydantic", "transformers"} & set(sys.modules))
-"""
-NUM_WORKERS, LIMIT_S = 2, 0.5
-
-
-def _rewards(*uses: str) -> list[RewardConfig]:
-    return [RewardConfig(use=use, weight=1.0) for use in uses]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rewards")
-    (folder / "hostile.py").write_text(HOSTILE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def pool(folder: Path) -> Iterator[ScoringPool]:
-    with ScoringPool(_rewards("hostile.py:grade"), NUM_WORKERS, LIMIT_S, folder) as pool:
-        yield pool
-
-
-def _children() -> set[int]:
-    """Processes below this one, at any depth, zombies too."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(fields[1])
-    below = {os.getpid()}
-    while more := {child for child, parent in parents.items() if parent in below} - below:
-        below |= more
-    return below - {os.getpid()}
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _wait_until(condition: Callable[[], bool], limit_s: float = 3.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
-def _open_files() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))
 
 
 def test_scores_come_in_the_order_of_the_items(pool: ScoringPool) -> None:
@@ -164,84 +18,12 @@ def test_scores_come_in_the_order_of_the_items(pool: ScoringPool) -> None:
     assert [score.total for score in pool.score_many(items)] == [1.0, *range(40)]
 
 
-@pytest.mark.parametrize("deed", ["loop", "hold_the_interpreter", "swallow"])
-def test_a_hang_is_a_time_out_and_spoils_nothing_else(pool: ScoringPool, deed: str) -> None:
-    started = time.monotonic()
-    before, hung, after = pool.score_many([("value 1", ""), (deed, ""), ("value 2", "")])
-    assert time.monotonic() - started < 4 * LIMIT_S
-    assert (before.total, after.total) == (1.0, 2.0)
-    assert hung.status == ScoreStatus.TIMEOUT
-    assert math.isnan(hung.total)
-    assert math.isnan(hung.parts["hostile.grade"])
-    assert LIMIT_S <= hung.seconds < 3 * LIMIT_S
-    assert pool.slowest is not None
-    assert pool.slowest.status == ScoreStatus.TIMEOUT
-
-
-def test_a_worker_that_ends_is_tried_once_more_then_failed(pool: ScoringPool, folder: Path) -> None:
-    died, fine = pool.score_many([("leave 3", ""), ("value 5", "")])
-    assert (died.status, fine.total) == (ScoreStatus.FAILED, 5.0)
-    assert math.isnan(died.total)
-    assert "exit code 3" in died.detail
-    assert (folder / "tries").read_text() == "xx"
-
-
-def test_a_second_try_that_succeeds_counts(pool: ScoringPool) -> None:
-    (result,) = pool.score_many([("leave_once", "")])
-    assert (result.total, result.status) == (1.0, ScoreStatus.OK)
-
-
-def test_a_segfault_is_a_failure(pool: ScoringPool) -> None:
-    (result,) = pool.score_many([("segfault", "")])
-    assert result.status == ScoreStatus.FAILED
-    assert "SIGSEGV" in result.detail
-
-
-def test_an_exception_keeps_the_worker(pool: ScoringPool) -> None:
-    pool.score_many([("value 1", "before the exception")])
-    workers = _children()
-    (result,) = pool.score_many([("no_such_deed", "")])
-    assert (result.status, _children()) == (ScoreStatus.FAILED, workers)
-    assert "KeyError: 'no_such_deed' at " in result.detail
-
-
-@pytest.mark.parametrize(("deed", "value"), [("print_much", 1.0), ("read_input", 0.0)])
-def test_standard_streams_belong_to_the_reward(pool: ScoringPool, deed: str, value: float) -> None:
-    results = pool.score_many([(deed, ""), ("value 3", ""), ("value 4", "")])
-    assert [result.total for result in results] == [value, 3.0, 4.0]
-
-
-@pytest.mark.parametrize(
-    ("deed", "status"), [("fork_and_leave", ScoreStatus.FAILED), ("fork_and_loop", ScoreStatus.TIMEOUT)]
-)
-def test_a_child_that_holds_the_pipes_is_killed_with_the_worker(
-    pool: ScoringPool, folder: Path, deed: str, status: ScoreStatus
-) -> None:
-    (result,) = pool.score_many([(deed, "")])
-    assert result.status == status
-    child = int((folder / "child").read_text())
-    assert _wait_until(lambda: not _is_running(child))
-
-
-def test_a_forked_child_has_no_say(pool: ScoringPool) -> None:
-    results = pool.score_many([("fork_and_come_back", str(number)) for number in range(6)] + [("value 9", "")])
-    assert [result.total for result in results] == [1.0] * 6 + [9.0]
-
-
 def test_a_worker_that_ends_between_two_calls_costs_no_try(folder: Path) -> None:
-    with ScoringPool(_rewards("hostile.py:grade"), 1, 5.0, folder) as pool:
+    with ScoringPool(rewards("hostile.py:grade"), 1, 5.0, folder) as pool:
         pool.score_many([("leave_soon", "")])
         time.sleep(0.3)
         (result,) = pool.score_many([("leave_once again", "")])
     assert result.status == ScoreStatus.OK
-
-
-def test_a_worker_that_takes_nothing_in_is_a_time_out(folder: Path) -> None:
-    with ScoringPool(_rewards("hostile.py:grade"), 1, LIMIT_S, folder) as pool:
-        pool.score_many([("hold_soon", "")])
-        time.sleep(0.2)
-        stuck, fine = pool.score_many([("value " + " " * 1_000_000 + "6", ""), ("value 7", "")])
-    assert (stuck.status, fine.total) == (ScoreStatus.TIMEOUT, 7.0)
 
 
 def test_time_in_the_queue_is_not_time_at_work(pool: ScoringPool) -> None:
@@ -273,8 +55,8 @@ def test_failures_are_not_remembered(pool: ScoringPool) -> None:
 
 
 def _num_scored(pool: ScoringPool) -> int:
-    latency = pool.latency()
-    return 0 if latency is None else latency.num_scored
+    latencies = pool.timings.latencies()
+    return latencies["hostile.grade"].num_scored if latencies else 0
 
 
 def test_progress_is_reported_while_nothing_finishes(pool: ScoringPool) -> None:
@@ -298,57 +80,9 @@ def test_a_call_that_is_interrupted_leaves_no_stale_answer(pool: ScoringPool) ->
     assert [result.total for result in results] == list(range(8))
 
 
-def test_workers_see_no_secrets_and_no_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "SECRET_TOKEN", "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.setenv(name, "1")
-    with ScoringPool(_rewards("hostile.py:grade"), 1, 5.0, folder) as pool:
-        assert [result.total for result in pool.score_many([("environment", ""), ("modules", "")])] == [0.0, 0.0]
-
-
-def test_nothing_is_left_behind(folder: Path) -> None:
-    children, files = _children(), _open_files()
-    with suppress(RuntimeError), ScoringPool(_rewards("hostile.py:grade"), 2, 0.3, folder) as pool:
-        pool.score_many([("loop", ""), ("fork_and_leave", ""), ("value 1", "")])
-        pool.score_many([("sleep 0.28", f"{number}") for number in range(9)], _raise)
-        pytest.fail("what on_progress raises must come out")
-    assert _wait_until(lambda: _children() <= children)
-    assert _open_files() == files
-    assert not _is_running(int((folder / "child").read_text()))
-    pool.close()
-
-
-def _raise(num_done: int, num_items: int) -> None:
-    raise RuntimeError
-
-
-@pytest.mark.parametrize("deed", ["sleep 0", "loop"], ids=["free", "busy"])
-def test_workers_end_with_a_parent_that_was_killed(folder: Path, deed: str) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from towline.rollout import scoring\n"
-        "from towline.rollout.rewards.config import RewardConfig\n"
-        "scoring.ORPHAN_GRACE_S = 0.0\n"
-        "pool = scoring.ScoringPool([RewardConfig(use='hostile.py:grade', weight=1.0)], 1, 1.5, Path(sys.argv[1]))\n"
-        "(score,) = pool.score_many([('pid', '')]); print(int(score.total), flush=True)\n"
-        "pool.score_many([(sys.argv[2], '')]); time.sleep(60)\n"
-    )
-    read_fd, write_fd = os.pipe()
-    actions = [(os.POSIX_SPAWN_DUP2, write_fd, 1)]
-    parent = os.posix_spawn(
-        sys.executable, [sys.executable, "-c", program, str(folder), deed], dict(os.environ), file_actions=actions
-    )
-    os.close(write_fd)
-    with os.fdopen(read_fd) as output:
-        worker = int(output.readline())
-    assert _is_running(worker)
-    time.sleep(0.1)
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    assert _wait_until(lambda: not _is_running(worker))
-
-
 def test_built_in_rewards_agree_with_themselves_outside_the_pool(folder: Path) -> None:
-    with ScoringPool(_rewards("math_answer", "format"), 1, 5.0, folder) as pool:
-        assert pool.latency() is None
+    with ScoringPool(rewards("math_answer", "format"), 1, 5.0, folder) as pool:
+        assert pool.timings.latencies() == {}
         right, undecided = pool.score_many([("\\boxed{14,250}", "#### 14250"), ("\\boxed{7}", "see the figure above")])
         assert (right.parts, right.total) == ({"math_answer": 1.0, "format": 1.0}, 2.0)
         assert undecided.status == ScoreStatus.FAILED
@@ -356,14 +90,21 @@ def test_built_in_rewards_agree_with_themselves_outside_the_pool(folder: Path) -
         assert len(pool.code_hash) == 32
 
 
-def test_latency_is_of_the_completions_and_the_slowest_is_kept(folder: Path) -> None:
-    with ScoringPool(_rewards("hostile.py:grade"), 1, 5.0, folder) as pool:
-        pool.score_many([("value 1", f"{number}") for number in range(98)] + [("sleep 0.2", ""), ("sleep 0.1", "")])
-        latency, slowest = pool.latency(), pool.slowest
-    assert latency is not None
-    assert slowest is not None
-    assert (latency.num_scored, latency.max_s, slowest.completion) == (100, slowest.seconds, "sleep 0.2")
-    assert latency.p50_s < 0.1 <= latency.p99_s < 0.2 <= latency.max_s
+def test_times_are_of_each_reward_and_the_slowest_samples_are_named(folder: Path) -> None:
+    with ScoringPool(rewards("hostile.py:grade", "format"), 1, 5.0, folder) as pool:
+        items = [("value 1", f"{number}") for number in range(98)] + [("sleep 0.2", ""), ("sleep 0.1", "")]
+        pool.score_many(items, where=lambda number: f"row {number}")
+        pool.score_many(items)  # from the cache: no times of now
+        latencies, slowest = pool.timings.latencies(), pool.timings.slowest
+    assert {part: latency.num_scored for part, latency in latencies.items()} == {"hostile.grade": 100, "format": 100}
+    grade = latencies["hostile.grade"]
+    assert grade.p50_s < 0.1 <= grade.p99_s < 0.2 <= grade.max_s
+    assert latencies["format"].max_s < 0.1
+    assert [(slow.part, slow.where, slow.completion) for slow in slowest[:2]] == [
+        ("hostile.grade", "row 98", "sleep 0.2"),
+        ("hostile.grade", "row 99", "sleep 0.1"),
+    ]
+    assert slowest[0].seconds == pytest.approx(grade.max_s)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +112,7 @@ def test_latency_is_of_the_completions_and_the_slowest_is_kept(folder: Path) -> 
     [
         (["math_anser"], 1, 1.0, "did you mean 'math_answer'"),
         (["absent.py:grade"], 1, 1.0, "no Python file"),
-        (["leaves.py:grade"], 1, 1.0, r"leaves\.py:grade: the worker ended \(exit code 5\) while a worker loaded"),
+        (["leaves.py:grade"], 1, 1.0, r"leaves\.py:grade: the process ended \(exit code 5\) while a worker loaded"),
         (["format", "format"], 1, 1.0, "different names"),
         ([], 1, 1.0, "one or more parts"),
         (["format"], 0, 1.0, "num_workers >= 1"),
@@ -382,7 +123,80 @@ def test_a_pool_that_cannot_work_says_so_at_once(
     folder: Path, uses: list[str], num_workers: int, limit_s: float, message: str
 ) -> None:
     (folder / "leaves.py").write_text("import os\nos._exit(5)\n")
-    children, files = _children(), _open_files()
+    before, files = children(), open_files()
     with pytest.raises(ConfigError, match=message):
-        ScoringPool(_rewards(*uses), num_workers, limit_s, folder)
-    assert (_children() - children, _open_files()) == (set(), files)
+        ScoringPool(rewards(*uses), num_workers, limit_s, folder)
+    assert (children() - before, open_files()) == (set(), files)
+
+
+def test_items_are_taken_as_there_is_room_for_them(pool: ScoringPool) -> None:
+    num_items, num_taken = 60, 0
+
+    def items() -> Iterator[tuple[str, str]]:
+        nonlocal num_taken
+        for number in range(num_items):
+            num_taken += 1
+            yield f"value {' ' * 2**20}{number}", ""
+
+    ahead: list[int] = []
+    scores = pool.score_many(items(), lambda num_done, _: ahead.append(num_taken - num_done))
+    assert [score.total for score in scores] == list(range(num_items))
+    # 4 MiB wait, and each worker has one.
+    assert max(ahead) <= 5 + NUM_WORKERS
+
+
+def test_an_item_that_is_too_long_is_not_read_and_says_so(pool: ScoringPool) -> None:
+    allowed, too_long, fine = pool.score_many(
+        [("value " + " " * (MAX_ITEM_CHARS - 7) + "6", ""), ("value " + " " * MAX_ITEM_CHARS, ""), ("value 5", "")]
+    )
+    assert (allowed.total, fine.total) == (6.0, 5.0)
+    assert (too_long.status, math.isnan(too_long.total)) == (ScoreStatus.FAILED, True)
+    assert too_long.detail == "completion and gold answer have 8,388,614 characters, more than 8,388,608: not read"
+
+
+def test_items_that_end_with_an_error_end_the_call(pool: ScoringPool) -> None:
+    def items() -> Iterator[tuple[str, str]]:
+        yield "sleep 0.2", "before the error"
+        raise FileNotFoundError
+
+    with pytest.raises(FileNotFoundError):
+        pool.score_many(items())
+    assert [score.total for score in pool.score_many([("value 1", "after the error")])] == [1.0]
+
+
+def test_small_items_go_out_several_at_once_and_the_limit_is_each_ones_own(pool: ScoringPool) -> None:
+    """Behind a hang in the same batch nothing is lost, and nothing pays for it."""
+    pool.score_many([(f"value {number}", "makes batches large") for number in range(400)])
+    items = [(f"value {number}", "batch") for number in range(400)]
+    items[100] = items[300] = ("loop", "batch")
+    scores = pool.score_many(items)
+    assert [number for number, score in enumerate(scores) if score.status != ScoreStatus.OK] == [100, 300]
+    assert all(scores[number].total == number for number in range(400) if number not in (100, 300))
+    assert [LIMIT_S <= scores[number].seconds < 3 * LIMIT_S for number in (100, 300)] == [True, True]
+
+
+def test_the_queue_is_no_part_of_the_limit(pool: ScoringPool) -> None:
+    """Of the kind of G1-58: what waits for a worker is not timed."""
+    scores = pool.score_many([(f"sleep {0.01 + number % 3 / 1000}", f"{number}") for number in range(300)])
+    assert {score.status for score in scores} == {ScoreStatus.OK}
+
+
+def test_the_thread_that_made_the_pool_may_end(folder: Path) -> None:
+    pools: list[ScoringPool] = []
+    thread = threading.Thread(target=lambda: pools.append(ScoringPool(rewards("hostile.py:grade"), 1, 5.0, folder)))
+    thread.start()
+    thread.join()
+    with pools[0] as pool:
+        (before,) = pool.score_many([("pid", "before")])
+        time.sleep(0.1)
+        (after,) = pool.score_many([("pid", "after")])
+    assert before.total == after.total
+
+
+def test_the_cache_is_of_one_version_of_the_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScoringPool(rewards("hostile.py:grade"), 1, 5.0, folder) as pool:
+        pool.score_many([("value 1", "hash")])
+        first = pool.timings.latencies()["hostile.grade"].num_scored
+        monkeypatch.setattr(pool, "code_hash", "another")
+        pool.score_many([("value 1", "hash")])
+        assert pool.timings.latencies()["hostile.grade"].num_scored == first + 1
