@@ -82,7 +82,7 @@ class ScoringPool:
         self.why_slow_starts = ""
         """Why workers are no copies of a template, but load the rewards themselves; empty if they are."""
         self._uses = [part.use for part in parts_spec]
-        self._names, self._limit_s, self._num_workers = names, limit_s, num_workers
+        self._names, self._limit_s, self.num_workers = names, limit_s, num_workers
         self._setup: Message = {
             "rewards": [(part.use, asdict(part.term)) for part in parts_spec],
             "folder": str(folder.absolute()),
@@ -146,6 +146,11 @@ class ScoringPool:
         """Whether to `submit` more before the next `collect`."""
         return self._queue.has_room and len(self._finished) < MAX_FINISHED
 
+    @property
+    def is_idle(self) -> bool:
+        """Everything that was submitted has been collected."""
+        return not (self._queue or self._finished or any(worker.batch for worker in self._workers))
+
     def submit(self, ticket: int, item: Item) -> None:
         """Queue an item; `collect` gives its outcome back under the same ticket."""
         assert not self._is_closed, "the pool is closed"
@@ -162,7 +167,7 @@ class ScoringPool:
 
     def collect(self, wait_s: float) -> list[Outcome]:
         """What has finished; waits for something to happen, at most `wait_s`."""
-        if self._queue or any(worker.batch for worker in self._workers):
+        if not self.is_idle:
             self._advance(0.0 if self._finished else wait_s)
         finished, self._finished = self._finished, []
         return finished
@@ -195,7 +200,7 @@ class ScoringPool:
         Raises:
             ConfigError: the rewards cannot be loaded, or are others than at first.
         """
-        template = Template(self._setup, self._num_workers)
+        template = Template(self._setup, self.num_workers)
         try:
             answer = template.answer(START_LIMIT_S)
             if "ready" in answer:
@@ -234,7 +239,7 @@ class ScoringPool:
         self.code_hash = code_hash
 
     def _start_missing(self, template: Template) -> None:
-        for slot in sorted(set(range(self._num_workers)) - {worker.slot for worker in self._workers}):
+        for slot in sorted(set(range(self.num_workers)) - {worker.slot for worker in self._workers}):
             self._num_started += 1
             self._workers.append(template.start_worker(self._num_started, slot))
 
@@ -311,7 +316,7 @@ class ScoringPool:
         else:
             score = read_score(reply["score"])
             self._remember(task, score)
-            self._queue.note_seconds(score.seconds)
+            self._queue.pace.note(score.seconds)
         self._finished.append(Outcome(ticket=task.ticket, score=score))
         self._num_templates_in_vain = 0
 

@@ -28,13 +28,31 @@ class Task:
         return len(self.item[0]) + len(self.item[1])
 
 
+class Pace:
+    """A running mean of what one completion takes; one that took very long moves it little."""
+
+    def __init__(self, span_s: float) -> None:
+        """
+        Args:
+            span_s: of interest is how many fit into it.
+        """
+        self._span_s = self._usual_s = span_s
+
+    def note(self, seconds: float) -> None:
+        self._usual_s += 0.05 * (min(max(seconds, 1e-6), 2 * self._span_s) - self._usual_s)
+
+    @property
+    def num_within(self) -> int:
+        """1 or more."""
+        return max(1, int(self._span_s / self._usual_s))
+
+
 class TaskQueue:
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
         self._tasks: deque[Task] = deque()
         self._num_chars = 0
-        self._usual_s = BATCH_S
-        """A running mean of what one completion takes; one that took very long moves it little."""
+        self.pace = Pace(BATCH_S)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -53,13 +71,10 @@ class TaskQueue:
             self._tasks.appendleft(task)
             self._num_chars += task.num_chars
 
-    def note_seconds(self, seconds: float) -> None:
-        self._usual_s += 0.05 * (min(max(seconds, 1e-6), 2 * BATCH_S) - self._usual_s)
-
     def next_batch(self) -> list[Task]:
         """No more than a worker's share of what waits, so that none is idle while another has a full batch."""
         share = -(-len(self) // self._num_workers)
-        num_tasks = max(1, min(share, MAX_BATCH, int(BATCH_S / self._usual_s)))
+        num_tasks = min(share, MAX_BATCH, self.pace.num_within)
         batch: list[Task] = []
         room = MAX_BATCH_CHARS
         while self._tasks and len(batch) < num_tasks and (not batch or self._tasks[0].num_chars <= room):

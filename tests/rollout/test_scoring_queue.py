@@ -16,19 +16,19 @@ def test_one_goes_out_at_a_time_until_it_is_known_that_they_are_quick() -> None:
     queue = _filled(1, *[1] * 1000)
     assert _tickets(queue.next_batch()) == [0]
     for _ in range(1000):
-        queue.note_seconds(BATCH_S / 5.5)
+        queue.pace.note(BATCH_S / 5.5)
     assert _tickets(queue.next_batch()) == [1, 2, 3, 4, 5]
     for _ in range(1000):
-        queue.note_seconds(0.0)
+        queue.pace.note(0.0)
     assert len(queue.next_batch()) == MAX_BATCH
-    queue.note_seconds(3600.0)  # one hang counts as 0.02 s
+    queue.pace.note(3600.0)  # one hang counts as 0.02 s
     assert len(queue.next_batch()) == 9
 
 
 def test_a_batch_is_a_share_of_what_waits() -> None:
     queue = _filled(4, *[1] * 10)
     for _ in range(1000):
-        queue.note_seconds(0.0)
+        queue.pace.note(0.0)
     assert [_tickets(queue.next_batch()) for _ in range(6)] == [[0, 1, 2], [3, 4], [5, 6], [7], [8], [9]]
     assert queue.next_batch() == []
 
@@ -36,7 +36,7 @@ def test_a_batch_is_a_share_of_what_waits() -> None:
 def test_long_items_go_out_alone_and_fill_the_queue() -> None:
     queue = _filled(1, MAX_BATCH_CHARS, 1, 2 * MAX_BATCH_CHARS)
     for _ in range(1000):
-        queue.note_seconds(0.0)
+        queue.pace.note(0.0)
     assert queue.has_room
     assert [_tickets(queue.next_batch()) for _ in range(3)] == [[0], [1], [2]]
     assert not _filled(1, *[2**20] * 4).has_room
