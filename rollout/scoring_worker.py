@@ -5,7 +5,6 @@ It is a copy of the template (`scoring_template.py`), or where that cannot be fo
 A reply says that the next completion begins.
 """
 
-import functools
 import gc
 import json
 import mmap
@@ -13,10 +12,8 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from towline.rollout.process_tree import adopt_orphans, die_with
 from towline.rollout.rewards.mixture import RewardPart, code_hash, load_reward, score
@@ -46,12 +43,16 @@ def serve(parts: Sequence[RewardPart], pool: socket.socket, board: mmap.mmap, sl
     adopt_orphans()  # what it starts stays below it, and is found there
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a reward function that segfaults leaves no core files
     memory = _Memory(max_bytes)
-    announced = [_announced(part, min(place, 255), board, slot) for place, part in enumerate(parts, start=1)]
+
+    def note(place: int) -> None:
+        """Of a worker that is killed nothing else can be learned."""
+        board[slot] = min(place, 255)
+
     pool.sendall(pack({"ready": code_hash(parts)}))
     while (request := _receive(pool)) is not None:
         for number, completion, gold in request["items"]:
-            board[slot] = 0
-            reply = _graded(announced, completion, gold)
+            note(0)
+            reply = _graded(parts, completion, gold, note)
             if os.getpid() != worker:
                 os._exit(0)  # a reward function forked and its child came back here: it has no say
             pool.sendall(pack({"number": number, "place": board[slot], **reply}))
@@ -61,23 +62,11 @@ def serve(parts: Sequence[RewardPart], pool: socket.socket, board: mmap.mmap, sl
     os._exit(0)  # threads and exit handlers of a reward function do not keep the worker alive
 
 
-def _graded(parts: Sequence[RewardPart], completion: str, gold: str) -> Message:
+def _graded(parts: Sequence[RewardPart], completion: str, gold: str, note: Callable[[int], None]) -> Message:
     try:
-        return {"score": score_fields(score(parts, completion, gold))}
+        return {"score": score_fields(score(parts, completion, gold, note))}
     except BaseException as error:  # the boundary of the process: KeyboardInterrupt and its like, raised by a reward
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-
-
-def _announced(part: RewardPart, place: int, board: mmap.mmap, slot: int) -> RewardPart:
-    """The part, which says that it is its turn: nothing else can be learned from a worker that was killed."""
-    ask = part.function
-
-    @functools.wraps(ask)
-    def function(completion: str, gold: str) -> Any:
-        board[slot] = place
-        return ask(completion, gold)
-
-    return replace(part, function=function)
 
 
 class _Memory:

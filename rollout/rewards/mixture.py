@@ -38,9 +38,18 @@ class RewardPart(Term):
     function: Reward
 
 
-def score(parts: Sequence[RewardPart], completion: str, gold: str) -> Score:
-    """Ask every part, also after one has failed; the total is NaN unless all of them are OK."""
-    verdicts = {part.name: judge(part.function, completion, gold) for part in parts}
+def score(
+    parts: Sequence[RewardPart], completion: str, gold: str, begin: Callable[[int], None] = lambda place: None
+) -> Score:
+    """Ask every part, also after one has failed; the total is NaN unless all of them are OK.
+
+    Args:
+        begin: told the place of each part, from 1, before it is asked.
+    """
+    verdicts: dict[str, Verdict] = {}
+    for place, part in enumerate(parts, start=1):
+        begin(place)
+        verdicts[part.name] = judge(part.function, completion, gold)
     values = {name: math.nan if verdict.value is None else verdict.value for name, verdict in verdicts.items()}
     statuses = {verdict.status for verdict in verdicts.values()}
     return Score(
