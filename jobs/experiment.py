@@ -67,6 +67,10 @@ class NodesConfig(StrictModel):
 class ScoringConfig(StrictModel):
     limit_s: float = Field(default=5.0, gt=0)
     """Wall time after which one completion's grading is killed, s."""
+    memory_gib: float = Field(default=2.0, gt=0)
+    """Address space of a worker beyond what the loaded rewards take, GiB; a completion that needs more fails."""
+    max_failed: float = Field(default=0.1, ge=0, le=1)
+    """Share of completions without a score above which the run stops: of the last ten steps, and surely above it."""
 
 
 class ExperimentConfig(StrictModel):

@@ -8,6 +8,7 @@ import numpy as np
 import torch.distributed as dist
 
 from towline.jobs.agreement import Agreement
+from towline.jobs.failed_scores import FailedScores
 from towline.jobs.held_out import HeldOut
 from towline.jobs.probe import Probe, probe_tokens
 from towline.jobs.role import Role
@@ -67,7 +68,9 @@ class LiveTrainer:
         )
         self.version = self.first_step
         agreement = Agreement(role, lambda: self.publisher.has_lost_every_engine, self._publish)
-        self.rollouts = LiveRollouts(role, self.training, agreement, self.lineage)
+        self.rollouts = LiveRollouts(
+            role, self.training, agreement, self.lineage, FailedScores(experiment.scoring.max_failed)
+        )
         self.held_out = HeldOut(role, evaluation, agreement) if evaluation else None
         self.metrics = (
             MetricsWriter(role.run.metrics, role.run.tensorboard, first_step=self.first_step)
@@ -147,10 +150,11 @@ class LiveTrainer:
 
     def finish_step(self, step: int, metrics: grpo.Metrics) -> None:
         if self.metrics is not None:
+            metrics = metrics | self.rollouts.metrics
             judged, alarms = self.tripwires.judge(step, metrics)
             for text in alarms:
                 append_jsonl(self.role.run.alarms, {"step": step, "text": text})
-            self.metrics.write(step, metrics | self.rollouts.metrics | judged)
+            self.metrics.write(step, metrics | judged)
         experiment = self.role.experiment
         if (step + 1) % experiment.trainer.checkpoint_every == 0:
             self._save(step + 1)
@@ -162,6 +166,11 @@ class LiveTrainer:
         every = self.role.experiment.evaluation.every if self.role.experiment.evaluation else None
         if version == 0 or (every is not None and version % every == 0):
             self._evaluate(version)
+
+    def keep_weights(self) -> None:
+        """A checkpoint of the present version, of which nothing was trained further. Every rank calls it."""
+        if self.version != self.saved:
+            self._save(self.version)
 
     def close(self, next_step: int) -> None:
         """Leave a checkpoint, judge the last version unless stopped, and let the engines go."""

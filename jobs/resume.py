@@ -7,11 +7,15 @@ from collections.abc import Callable
 import psutil
 
 from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.first_fault import recorded_faults
 from towline.jobs.work import evaluation_work, training_work
 from towline.storage.checkpoints import newest_step
+from towline.storage.errors import FailedScoresError
+from towline.storage.ledger import read_scores, scores_path, sealed_chunks
 from towline.storage.metrics import cut_rows
+from towline.storage.records import ScoreStatus
 from towline.storage.run_directory import RunDirectory
-from towline.storage.set_aside import repair
+from towline.storage.set_aside import repair, set_aside
 
 _END_WITHIN_S = 10.0
 
@@ -35,6 +39,8 @@ def prepare_resume(
             for one in repair(run, from_step=first_step, attempt=attempt, sampling_hash=work.sampling_hash,
                               folder=work.folder):  # fmt: skip
                 tell(f"{one.path} is set aside: {one.reason}")
+    if _ended_for_failed_scores(run, attempt - 1) and (num_again := score_again(run, first_step, attempt)):
+        tell(f"step {first_step} is scored again: {num_again} of its chunks had completions without a score")
     superseded = run.logs(attempt) / "superseded.jsonl"
     num_again = cut_rows(run.metrics, lambda row: row["step"] < first_step, superseded)
     cut_rows(run.evaluations, lambda row: row["version"] <= first_step, superseded)
@@ -44,6 +50,22 @@ def prepare_resume(
         again = f"; steps trained again after it: {num_again}" if num_again else ""
         tell(f"going on from checkpoint {checkpoint}{again}")
     return checkpoint
+
+
+def _ended_for_failed_scores(run: RunDirectory, attempt: int) -> bool:
+    return any(fault.what.startswith(FailedScoresError.__name__) for fault in recorded_faults(run, attempt))
+
+
+def score_again(run: RunDirectory, step: int, attempt: int) -> int:
+    """Set the scores of a step aside where some failed: what was in the way, a limit or a node, may be mended."""
+    failed = [
+        scores_path(path)
+        for path in sealed_chunks(run.rollouts, step)
+        if scores_path(path).is_file() and any(score.status is not ScoreStatus.OK for score in read_scores(path).scores)
+    ]
+    for path in failed:
+        set_aside(run, path, "more failed than scoring.max_failed allows, and the run ended", attempt)
+    return len(failed)
 
 
 def end_leftover_processes(run: RunDirectory) -> int:

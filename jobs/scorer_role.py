@@ -9,8 +9,9 @@ from towline.jobs.asked_waves import asked_chunks
 from towline.jobs.role import Role, run_role
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.grading import Grader
+from towline.rollout.score_timings import ScoreTimings
 from towline.storage.ledger import ScoreSheet, read_scores, read_shard, scores_path, seal_scores
-from towline.storage.records import ChunkId
+from towline.storage.records import ChunkId, ScoreStatus
 from towline.storage.set_aside import set_aside
 
 _IDLE_S = 0.02
@@ -41,8 +42,10 @@ def score_run(role: Role, number: int) -> None:
             role.heartbeat.beat("wait for shards")
             time.sleep(_IDLE_S)
     finally:
-        for grader in graders.values():
+        for name, grader in graders.items():
             grader.close()
+            for line in grader.timings.lines():
+                print(f"{name}: {line}", flush=True)
 
 
 def score_chunk(role: Role, work: Workload, chunk: ChunkId, grader: Grader) -> None:
@@ -51,7 +54,8 @@ def score_chunk(role: Role, work: Workload, chunk: ChunkId, grader: Grader) -> N
     shard = read_shard(path)
     if not _has_scores(role, path, shard.digest, grader):
         began = time.time()
-        scores = grader.score(shard.groups, on_progress=lambda done, total: role.heartbeat.beat())
+        where = f"{work.name} {chunk}, "
+        scores = grader.score(shard.groups, on_progress=lambda done, total: role.heartbeat.beat(), where=where)
         sheet = ScoreSheet(
             scores=tuple(scores),
             weights=grader.weights,
@@ -62,6 +66,7 @@ def score_chunk(role: Role, work: Workload, chunk: ChunkId, grader: Grader) -> N
         )
         with contextlib.suppress(FileExistsError):  # by a scorer that was taken for dead; the same code gave the same
             seal_scores(path, sheet)
+        print(_chunk_line(work, chunk, sheet), flush=True)
     role.store.set(f"{work.name}/scored/{chunk}", grader.code_hash)
 
 
@@ -73,6 +78,17 @@ def _has_scores(role: Role, path: Path, digest: str, grader: Grader) -> bool:
         return True
     set_aside(role.run, scores_path(path), "given by other reward code, weights, or to another shard", role.attempt)
     return False
+
+
+def _chunk_line(work: Workload, chunk: ChunkId, sheet: ScoreSheet) -> str:
+    timings = ScoreTimings()
+    for score in sheet.scores:
+        timings.add(score, "", "")
+    num_failed = sum(score.status is not ScoreStatus.OK for score in sheet.scores)
+    failed = f", {num_failed} failed" if num_failed else ""
+    times = "; ".join(f"{part} {latency}" for part, latency in timings.latencies().items())
+    seconds = sheet.ended - sheet.began
+    return f"{work.name} {chunk}: {len(sheet.scores)} completions in {seconds:.2f} s{failed}   {times}"
 
 
 def _due(role: Role, work: Workload) -> list[ChunkId]:
@@ -89,13 +105,17 @@ def _due(role: Role, work: Workload) -> list[ChunkId]:
 
 
 def _grader(role: Role, work: Workload) -> Grader:
-    return Grader(
+    grader = Grader(
         work.rewards,
         max_completion_tokens=work.max_completion_tokens,
         num_workers=role.experiment.local.scorers,
         limit_s=role.experiment.scoring.limit_s,
         folder=role.run.root,
+        memory_gib=role.experiment.scoring.memory_gib,
     )
+    if grader.why_slow_starts:
+        print(f"! {work.name}: {grader.why_slow_starts}", flush=True)
+    return grader
 
 
 def main() -> None:

@@ -18,8 +18,14 @@ def step_line(row: Row, num_steps: int) -> str:
         f"step {row['step'] + 1:>{width}}/{num_steps}  reward {number(row.get('reward/mean'), '.3f')}  "
         f"kl {number(row.get('loss/kl'), '.4f')}  mismatch {number(row.get('mismatch/k3'), '.0e')}  "
         f"length {number(row.get('completion/length'), '.0f')}  {number(row.get('speed/tokens_per_s'), ',.0f')} tok/s  "
-        f"{number(row.get('seconds/step'), '.1f')} s ({parts})"
+        f"{number(row.get('seconds/step'), '.1f')} s ({parts}){failures(row)}"
     )
+
+
+def failures(row: Row) -> str:
+    """Nothing where every reward of the step has a value."""
+    failed = row.get("reward/failed")
+    return f"  {100 * failed:.1f} % of the rewards failed" if failed else ""
 
 
 def evaluation_line(row: Row) -> str:

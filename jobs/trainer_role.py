@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from towline.jobs.failed_scores import FailedScores
 from towline.jobs.live_trainer import LiveTrainer
 from towline.jobs.rendezvous import World, find_world, join_trainer_group, launched_rank
 from towline.jobs.role import Role, run_role
@@ -19,6 +20,7 @@ from towline.jobs.trainer_rollouts import RecordedRollouts
 from towline.jobs.training_state import training_state
 from towline.jobs.work import training_work
 from towline.storage import checkpoints
+from towline.storage.errors import FailedScoresError
 from towline.storage.metrics import append_jsonl
 from towline.trainer import grpo
 from towline.trainer.checkpoint import load_checkpoint
@@ -49,15 +51,19 @@ def train_run(role: Role, world: World) -> None:
     role.heartbeat.beat("ready")
     live.evaluate_if_due(live.first_step)
     role.store.set("start", {"step": live.first_step})
-    next_step = _train(
-        role,
-        engine,
-        reference,
-        steps=range(live.first_step, role.experiment.steps),
-        rollouts=live.rollouts,
-        publish=live.publish,
-        finish_step=live.finish_step,
-    )
+    try:
+        next_step = _train(
+            role,
+            engine,
+            reference,
+            steps=range(live.first_step, role.experiment.steps),
+            rollouts=live.rollouts,
+            publish=live.publish,
+            finish_step=live.finish_step,
+        )
+    except FailedScoresError:  # on every rank, and before the step changed anything
+        live.keep_weights()
+        raise
     live.close(next_step)
     if reference is not None:
         reference.discard()
@@ -132,7 +138,7 @@ def _replay(role: Role, engine: DeepSpeedEngine, reference: Reference | None, la
         engine,
         reference,
         steps=range(first, last_step + 1),
-        rollouts=RecordedRollouts(work),
+        rollouts=RecordedRollouts(work, FailedScores(role.experiment.scoring.max_failed)),
         publish=lambda version: {},
         finish_step=finish_step,
     )

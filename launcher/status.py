@@ -47,6 +47,7 @@ def status_lines(run: RunDirectory, *, now: float, job: RunJob | None = None) ->
     if rows:
         yield _learning_line(rows)
         yield _waiting_line(rows)
+        yield from _alarm_lines(run, rows)
     for row in read_jsonl(run.evaluations):
         yield evaluation_line(row)
     yield _kept_line(run, rows, now)
@@ -116,12 +117,23 @@ def _learning_line(rows: Sequence[dict[str, Any]]) -> str:
 
 def _waiting_line(rows: Sequence[dict[str, Any]]) -> str:
     recent = rows[-RECENT_STEPS:]
-    waited = sum(row["seconds/wait"] for row in recent) / max(1e-9, sum(row["seconds/step"] for row in recent))
+    waited, for_scores = (_share_of_time(recent, name) for name in ("seconds/wait", "seconds/wait_scores"))
     failed = float(np.mean([row.get("reward/failed") or 0.0 for row in recent]))
     mend = ": towline samples --failed" if failed else ""
+    scores = f" ({100 * for_scores:.0f} % for scores)" if for_scores >= 0.005 else ""
     return (
-        f"trainer idle {100 * waited:.0f} %   reward failures {100 * failed:.1f} %{mend}   (last {len(recent)} steps)"
+        f"trainer idle {100 * waited:.0f} %{scores}   reward failures {100 * failed:.1f} %{mend}   "
+        f"(last {len(recent)} steps)"
     )
+
+
+def _share_of_time(rows: Sequence[dict[str, Any]], name: str) -> float:
+    return sum(row.get(name) or 0.0 for row in rows) / max(1e-9, sum(row["seconds/step"] for row in rows))
+
+
+def _alarm_lines(run: RunDirectory, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    since = rows[-1]["step"] - RECENT_STEPS
+    yield from (f"! {row['text']}" for row in read_jsonl(run.alarms) if row["step"] > since)
 
 
 def _kept_line(run: RunDirectory, rows: Sequence[dict[str, Any]], now: float) -> str:

@@ -22,7 +22,7 @@ class Latency:
     max_s: float
 
     def __str__(self) -> str:
-        times = [f"{name} {_readable(value)}" for name, value in self._named()]
+        times = [f"{name} {readable(value)}" for name, value in self._named()]
         return f"{', '.join(times)} ({self.num_scored:,} scored)"
 
     def _named(self) -> Iterable[tuple[str, float]]:
@@ -41,7 +41,7 @@ class Slowest:
 
     def __str__(self) -> str:
         ended = "" if self.status is ScoreStatus.OK else f", {self.status.name.lower()}"
-        return f"{self.part}: {_readable(self.seconds)}{ended}, {self.where}: {self.completion!r}"
+        return f"{self.part}: {readable(self.seconds)}{ended}, {self.where}: {self.completion!r}"
 
 
 @dataclass(slots=True)
@@ -94,5 +94,5 @@ def latency(seconds: Sequence[float]) -> Latency:
     return Latency(num_scored=len(ordered), p50_s=p50_s, p99_s=p99_s, max_s=ordered[-1])
 
 
-def _readable(seconds: float) -> str:
+def readable(seconds: float) -> str:
     return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"

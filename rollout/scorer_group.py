@@ -64,6 +64,7 @@ class ScorerGroup:
                 pool.close()
             raise ConfigError("; ".join(problems))
         self._pool = pool
+        self.why_slow_starts = pool.why_slow_starts
         self._num_workers = [num_workers for _, _, num_workers in found]
 
     @property

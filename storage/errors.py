@@ -13,6 +13,7 @@
     ├── ProbeError                    an engine does not compute with the weights it was given
     ├── NumericsError                 loss or gradient not finite
     ├── RewardError                   a step without rewards to learn from
+    │   └── FailedScoresError         more completions without a score than scoring.max_failed; on every trainer rank
     ├── SlurmError                    a Slurm command failed or answered wrongly, a job died without a result
     ├── RunStopped                    3: it was told to stop, or would go on in vain
     ├── BudgetReached                 5: the run's node-hours are used up
@@ -71,6 +72,10 @@ class NumericsError(TowlineError):
 
 
 class RewardError(TowlineError):
+    pass
+
+
+class FailedScoresError(RewardError):
     pass
 
 

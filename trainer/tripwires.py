@@ -23,6 +23,9 @@ FIRST_STEPS = 5
 KL_DRIFT = 0.5
 """nats a token from the reference."""
 STILL_STEPS = 3
+SCORING_STEPS = 5
+SCORING_SHARE = 0.1
+"""Of a step's time: who waits less loses nothing worth a word."""
 SPLIT = {"float32": 1e-4, "bfloat16": 0.1}
 """nats a token, and of the loss, by the trainer's precision."""
 STILL_LOGPROB = 1e-3
@@ -71,6 +74,7 @@ class Tripwires:
             "tripwire/kl_effect": self._kl_effect(metrics),
             "tripwire/split": self._split(metrics),
             "tripwire/still_step": self._still_step(metrics),
+            "tripwire/scoring": self._scoring(),
         }
         holding = {name for name, sentence in said.items() if sentence is not None}
         new = [f"step {step}: {said[name]}" for name in said if name in holding - self._fired]
@@ -191,6 +195,33 @@ class Tripwires:
             f"an optimiser step with learning rate 0 changed log-probs by up to {change:.2g} nats: dropout is on, a "
             "buffer changes with each pass, or the optimiser changes weights by more than its learning rate"
         )
+
+    def _scoring(self) -> str | None:
+        recent = self._history[-SCORING_STEPS:]
+        if len(recent) < SCORING_STEPS or not all(map(_waits_for_scores, recent)):
+            return None
+        waited, took = (
+            sum(row.get(name, 0.0) for row in recent) / len(recent) for name in ("seconds/wait_scores", "seconds/step")
+        )
+        return (
+            f"for {SCORING_STEPS} steps the trainer has waited longer for scores than for generation "
+            f"({waited:.1f} s of {took:.1f} s a step): scoring is the bottleneck.{_slowest_reward(recent[-1])} More "
+            "workers: local.scorers, cpus-per-task of the profile's [scorer], nodes.scorer"
+        )
+
+
+def _waits_for_scores(row: Metrics) -> bool:
+    waited, scores = row.get("seconds/wait", 0.0), row.get("seconds/wait_scores", 0.0)
+    return scores > waited - scores and scores > SCORING_SHARE * row.get("seconds/step", 0.0)
+
+
+def _slowest_reward(row: Metrics) -> str:
+    prefix = "scoring/p99_s/"
+    times = {name.removeprefix(prefix): seconds for name, seconds in row.items() if name.startswith(prefix)}
+    if not times:
+        return ""
+    slowest = max(times, key=lambda part: times[part])
+    return f" The slowest reward is {slowest}, p99 {times[slowest]:.2g} s."
 
 
 def _is_finite(row: Metrics, name: str) -> bool:

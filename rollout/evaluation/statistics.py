@@ -17,14 +17,17 @@ class Interval:
         return f"{self.estimate:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-def accuracy_interval(num_right: int, num_prompts: int) -> Interval:
-    """95 % score interval of a proportion.
+def accuracy_interval(num_right: int, num_prompts: int, z: float = _Z95) -> Interval:
+    """Score interval of a proportion, 95 % by default.
+
+    Args:
+        z: half its width in standard deviations.
 
     Source: Wilson 1927, JASA 22, 209-212. It stays within [0, 1] and is right for few prompts and extreme rates.
     """
     if num_prompts < 1:
         raise ValueError("an accuracy needs at least one prompt")
-    rate, z = num_right / num_prompts, _Z95
+    rate = num_right / num_prompts
     scale = 1 + z * z / num_prompts
     centre = (rate + z * z / (2 * num_prompts)) / scale
     half = z / scale * math.sqrt(rate * (1 - rate) / num_prompts + z * z / (4 * num_prompts * num_prompts))

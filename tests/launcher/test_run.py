@@ -77,6 +77,7 @@ def test_the_summary_tells_what_the_run_brought(run: RunDirectory, monkeypatch: 
         "",
         "steps     3/3 in 1 min 02 s",
         "reward    0.000 → 0.500",
+        "failures  8.3 % of the rewards: towline samples small-1 --failed",
         "held-out  0.000 → 0.500   difference +0.500 (-0.563 to +1.000), 2 prompts",
         "look      towline status small-1 · towline samples small-1",
         "prove     towline replay small-1 --step 2",

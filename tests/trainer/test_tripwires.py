@@ -2,7 +2,7 @@
 
 import pytest
 
-from towline.trainer.tripwires import EQUAL_STEPS, FIRST_STEPS, STILL_STEPS, Tripwires
+from towline.trainer.tripwires import EQUAL_STEPS, FIRST_STEPS, SCORING_STEPS, STILL_STEPS, Tripwires
 
 HEALTHY = {
     "mismatch/k3": 1e-9,
@@ -158,3 +158,30 @@ def test_after_a_resume_it_judges_by_the_steps_before_and_says_nothing_twice():
 
 def test_an_engine_that_computes_no_logprobs_of_the_policy_is_not_compared_with_it():
     assert judge({"mismatch/k3": 4.0, "loss/clipped_first": 0.9}, engine_precision=None) == [(set(), [])]
+
+
+WAITS = {"seconds/step": 10.0, "seconds/wait": 6.0, "seconds/wait_scores": 4.0, "scoring/p99_s/format": 0.001,
+         "scoring/p99_s/judge": 2.5}  # fmt: skip
+
+
+def test_a_trainer_that_waits_for_scores_is_told_so_once():
+    found = judge(*[WAITS] * 12)
+    assert [names for names, _ in found] == [set()] * (SCORING_STEPS - 1) + [{"scoring"}] * (13 - SCORING_STEPS)
+    (sentence,) = [sentence for _, sentences in found for sentence in sentences]
+    assert sentence.startswith(
+        "step 4: for 5 steps the trainer has waited longer for scores than for generation (4.0 s of 10.0 s a step): "
+        "scoring is the bottleneck. The slowest reward is judge, p99 2.5 s. More workers: local.scorers"
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"seconds/wait_scores": 2.9},  # 3.1 s for generation
+        {"seconds/wait": 0.9, "seconds/wait_scores": 0.9},  # of 10 s
+        {"seconds/wait": 0.0, "seconds/wait_scores": 0.0},
+    ],
+)
+def test_scoring_that_costs_less_is_not_worth_a_word(row):
+    assert judge(*[WAITS | row] * 10) == [(set(), [])] * 10
+    assert judge(*([WAITS] * 4 + [WAITS | row]) * 3) == [(set(), [])] * 15
