@@ -80,7 +80,7 @@ class ScoringPool:
         """Fingerprint of the reward code, as it was loaded."""
         self.timings = ScoreTimings()
         self.why_slow_starts = ""
-        """Why workers are no copies of a template, but load the rewards themselves; empty if they are."""
+        """Why workers are no copies of a template, and load the rewards themselves; empty if they are copies."""
         self._uses = [part.use for part in parts_spec]
         self._names, self._limit_s, self.num_workers = names, limit_s, num_workers
         self._setup: Message = {
@@ -409,6 +409,9 @@ class ScoringPool:
 
 def _key(item: Item, code_hash: str) -> bytes:
     """A digest in place of the texts, so that the cache of a long run stays small."""
-    completion, gold = (text.encode("utf-8", "surrogatepass") for text in item)
-    texts = LENGTH.pack(len(completion)) + completion + gold
-    return hashlib.blake2b(texts, digest_size=16, key=code_hash.encode()).digest()
+    digest = hashlib.blake2b(digest_size=16, key=code_hash.encode())
+    for text in item:
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(LENGTH.pack(len(encoded)))
+        digest.update(encoded)
+    return digest.digest()

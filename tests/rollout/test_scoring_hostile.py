@@ -204,5 +204,15 @@ def test_a_template_that_ends_again_and_again_is_an_error(folder: Path) -> None:
     assert "3 times without a score in between" in str(raised.value)
 
 
+def test_of_several_rewards_the_one_that_hangs_or_dies_is_named(folder: Path) -> None:
+    parts = rewards("format", "hostile.py:grade", "math_answer")
+    with ScoringPool(parts, 1, LIMIT_S, folder) as pool:
+        hung, died = pool.score_many([("loop", "1"), ("leave 3", "1")])
+    assert hung.detail == "hostile.grade: no answer within 0.5 s"
+    assert died.detail == "hostile.grade: the worker ended (exit code 3), 2 times"
+    assert {part for part, seconds in hung.part_seconds.items() if not math.isnan(seconds)} == {"hostile.grade"}
+    assert set(hung.part_status.values()) == {ScoreStatus.TIMEOUT}
+
+
 def _read(path: Path) -> int:
     return int(path.read_text())
