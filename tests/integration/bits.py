@@ -11,7 +11,7 @@ import torch
 
 from towline.storage.ledger import read_scored_shard, sealed_chunks, sealed_steps
 
-_OF_THE_CLOCK = ("seconds", "speed/", "memory/")
+_OF_THE_CLOCK = ("seconds", "speed/", "memory/", "scoring/", "tripwire/scoring")
 _OF_AN_ATTEMPT = ("check/split_", "check/still_")
 """Measured where an attempt starts."""
 

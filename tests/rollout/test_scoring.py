@@ -176,9 +176,16 @@ def test_small_items_go_out_several_at_once_and_the_limit_is_each_ones_own(pool:
 
 
 def test_the_queue_is_no_part_of_the_limit(pool: ScoringPool) -> None:
-    """Of the kind of G1-58: what waits for a worker is not timed."""
+    """Of the kind of G1-58: a burst that takes longer than the limit, and what waits for a worker is not timed."""
     scores = pool.score_many([(f"sleep {0.01 + number % 3 / 1000}", f"{number}") for number in range(300)])
     assert {score.status for score in scores} == {ScoreStatus.OK}
+
+
+def test_a_burst_of_right_answers_is_right(folder: Path) -> None:
+    """G1-58. The spaces make each of them another one for the cache."""
+    with ScoringPool(rewards("math_answer"), 2, 2.0, folder) as pool:
+        burst = [(f"\\boxed{{\\frac{{3}}{{7}}}}{' ' * number}", "\\frac{3}{7}") for number in range(300)]
+        assert sum(score.total for score in pool.score_many(burst)) == 300
 
 
 def test_the_thread_that_made_the_pool_may_end(folder: Path) -> None:
