@@ -127,6 +127,16 @@ def test_a_daemon_lives_as_long_as_its_worker(folder: Path) -> None:
     assert not is_running(_read(folder / "daemon"))
 
 
+def test_the_end_of_one_worker_does_not_touch_what_another_started(folder: Path) -> None:
+    (folder / "daemon").unlink(missing_ok=True)
+    with ScoringPool(rewards("hostile.py:grade"), 2, LIMIT_S, folder) as pool:
+        pool.score_many([("sleep 0.3", "keeps the first worker"), ("daemon", "")])
+        hung, _ = pool.score_many([("loop", "of the first worker"), ("sleep 0.4", "of the other")])
+        assert hung.status == ScoreStatus.TIMEOUT
+        time.sleep(0.1)
+        assert is_running(_read(folder / "daemon"))
+
+
 def test_a_fork_bomb_leaves_nothing(folder: Path) -> None:
     before = children()
     with ScoringPool(rewards("hostile.py:grade"), 1, LIMIT_S, folder) as pool:
