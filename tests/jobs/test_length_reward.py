@@ -6,6 +6,7 @@ import pytest
 
 from scored_groups import score
 from sealed_waves import seal_groups, seal_sheet
+from towline.jobs.failed_scores import FailedScores
 from towline.jobs.length_reward import length_reward
 from towline.jobs.recorded_wave import read_wave
 from towline.jobs.trainer_rollouts import RecordedRollouts
@@ -23,6 +24,10 @@ def work(request, run, make_experiment) -> Workload:
     rewards = [{"use": "exact_match", "weight": 1.0}, LENGTH]
     rollout = {"prompts_per_step": 2, "chunk_prompts": 1, "max_waves": request.param}
     return training_work(make_experiment(steps=9, rewards=rewards, rollout=rollout), run)
+
+
+def recorded(work: Workload) -> RecordedRollouts:
+    return RecordedRollouts(work, FailedScores(0.1))
 
 
 several_waves = pytest.mark.parametrize("work", [2], indirect=True)
@@ -46,7 +51,7 @@ def seal(
 
 def totals(work: Workload, step: int) -> list[float]:
     """Of the groups that the step is trained on, by a trainer that has just started."""
-    batch = RecordedRollouts(work).read(step)
+    batch = recorded(work).read(step)
     return [one.total for scored in batch.trained for one in scored.scores]
 
 
@@ -84,8 +89,16 @@ def test_a_right_group_becomes_useful_by_its_lengths_and_draws_no_further_wave(w
     for step in range(5):
         seal(work, step, 1.0, 1.0)
     seal(work, 3, 1.0, 1.0, wave=1)
-    assert RecordedRollouts(work).read(3).metrics == {"rollouts/waves": 2, "rollouts/useful": 0, "rollouts/surplus": 0}
-    assert RecordedRollouts(work).read(4).metrics == {"rollouts/waves": 1, "rollouts/useful": 2, "rollouts/surplus": 0}
+    assert recorded(work).read(3).metrics == {
+        "rollouts/waves": 2,
+        "rollouts/useful": 0,
+        "rollouts/surplus": 0,
+    }
+    assert recorded(work).read(4).metrics == {
+        "rollouts/waves": 1,
+        "rollouts/useful": 2,
+        "rollouts/surplus": 0,
+    }
 
 
 @several_waves
@@ -98,11 +111,11 @@ def test_only_the_first_wave_and_what_could_be_scored_count_for_it(work: Workloa
 
 
 def test_a_trainer_that_starts_late_comes_to_the_same_as_one_that_was_there(work: Workload):
-    early = RecordedRollouts(work)
+    early = recorded(work)
     for step, mean in enumerate([0.5, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]):
         seal(work, step, mean, 1.0)
         there = early.read(step)
-        late = RecordedRollouts(work).read(step)
+        late = recorded(work).read(step)
         assert [scored.scores for scored in there.trained] == [scored.scores for scored in late.trained]
         assert there.metrics == late.metrics
 
@@ -111,7 +124,7 @@ def test_a_missing_step_is_an_error_and_not_another_moment(work: Workload):
     for step in range(1, 5):
         seal(work, step, 1.0, 1.0)
     with pytest.raises(LedgerError, match=r"step-000000.*is missing"):
-        RecordedRollouts(work).read(4)
+        recorded(work).read(4)
 
 
 def test_a_run_without_it_reads_no_earlier_step(work: Workload):

@@ -116,7 +116,7 @@ def test_time_counts_as_waiting_for_scores_from_when_all_is_generated(work: Work
         if (what := events.get(round(now - began))) is not None:
             store.set(f"{work.name}/{what}", "")
 
-    role = SimpleNamespace(store=store, is_stopping=False)
+    role = SimpleNamespace(store=store, is_stopping=False, heartbeat=SimpleNamespace(beat=lambda: None))
     rollouts = LiveRollouts(role, work, AsksAgain(clock, happens), None, FailedScores(0.1))
     assert rollouts._wait_for(0, 0) == "train"
     assert rollouts._waited_for_scores_s == 3.0

@@ -59,7 +59,7 @@ def test_status_and_samples_work(run: RunDirectory, login_node: dict[str, str]) 
 
 
 def test_score_works(run: RunDirectory, tmp_path: Path, login_node: dict[str, str]) -> None:
-    (tmp_path / "rewards.toml").write_text('[[rewards]]\nuse = "math_answer"\nweight = 1.0\n')
+    (tmp_path / "rewards.toml").write_text('[[rewards]]\nuse = "exact_match"\nweight = 1.0\n')
     (tmp_path / "answers.jsonl").write_text('{"completion": "\\\\boxed{7}", "answer": "7"}\n')
     rewards = ["--rewards", str(tmp_path / "rewards.toml"), "--workers", "1"]
     for what, text in (

@@ -22,12 +22,16 @@ GRADE = """
 import os, signal
 from pathlib import Path
 
+
 FATAL = Path(__file__).with_name("fatal")
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0])
 
 def grade(completion, gold):
     words = completion.split()
     if FATAL.exists() and completion.startswith("completion 2 of step 1"):
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(parent_of(os.getppid()), signal.SIGKILL)  # the worker's parent is its template
     return float(int(words[1]) >= 2)
 """
 
