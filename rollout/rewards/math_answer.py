@@ -76,6 +76,3 @@ def _is_whole(text: str) -> bool:
 
 def _failed(detail: str) -> Verdict:
     return Verdict(value=None, status=ScoreStatus.FAILED, detail=detail)
-
-
-__all__ = ["Comparison", "compare", "equivalent", "final_answer", "gold_answer", "grade"]

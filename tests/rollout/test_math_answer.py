@@ -10,7 +10,8 @@ from multiprocessing import get_context
 import pytest
 
 import math_cases
-from towline.rollout.rewards.math_answer import GOLD_UNPARSEABLE, compare, equivalent, grade
+from towline.rollout.rewards.math_answer import GOLD_UNPARSEABLE, equivalent, grade
+from towline.rollout.rewards.mathematics.comparison import compare
 from towline.rollout.rewards.verdict import Verdict
 from towline.storage.records import ScoreStatus
 

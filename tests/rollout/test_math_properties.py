@@ -9,7 +9,8 @@ from fractions import Fraction
 import pytest
 
 import math_cases
-from towline.rollout.rewards.math_answer import compare, grade
+from towline.rollout.rewards.math_answer import grade
+from towline.rollout.rewards.mathematics.comparison import compare
 from towline.rollout.rewards.mathematics.equality import same_value
 from towline.rollout.rewards.mathematics.expression import variables
 from towline.rollout.rewards.mathematics.folding import fold

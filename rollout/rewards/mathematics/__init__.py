@@ -2,11 +2,13 @@
 
 typography   what changes how an answer looks and not what it says
 tokens       text to tokens
-parser       tokens to an expression
-reading      text to an answer: value, list, set, interval, matrix, equation, inequality, words
 expression   the tree of an expression
-folding      exact rational arithmetic on it
-numerics     the same tree to any precision
+parser       tokens to an expression
+units        what stands after a number
+answers      what an answer can be: value, list, set, interval, matrix, equation, inequality, words
+reading      text to an answer
+folding      exact rational arithmetic on an expression
+numerics     its value to any precision, with a bound on the error
 separation   how near to zero an algebraic number can be without being zero
 equality     whether two expressions have one value
 real_sets    unions of intervals

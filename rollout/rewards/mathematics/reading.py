@@ -42,7 +42,7 @@ from towline.rollout.rewards.mathematics.typography import to_latex
 from towline.rollout.rewards.mathematics.units import DEGREES, MONEY, PERCENT, SCALES, Unit, read_unit
 
 MAX_CHARS = 20_000
-MAX_CACHED_CHARS = 500
+MAX_CACHED_CHARS = 200
 MAX_NESTING = 30
 MAX_MEMBERS = 100
 MAX_WORDS = 3
@@ -54,6 +54,7 @@ _POINTERS = frozenset({
 
 _PLAIN = re.compile(r"[-+]?(?:[0-9]{1,15}|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]{1,15})?")
 _SPACED_DIGITS = re.compile(r"[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?:\.[0-9]+)?")
+_ZERO_GROUP = re.compile(r",0[0-9]{2}(?![0-9])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .,\-/]*[?!.]*")
 _ONE_TEXT = re.compile(r"\\(?:text(?:rm|bf|it|sf|normal)?|mathrm|mathbf|mbox|hbox)\s*\{([^{}]*)\}")
 _OPTION = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+)?\(?\s*([A-Za-z])\s*[).]?")
@@ -113,7 +114,7 @@ def _read(text: str) -> tuple[Answer, ...]:
     return _read_mathematics(latex)
 
 
-_read_cached = lru_cache(maxsize=8192)(_read)
+_read_cached = lru_cache(maxsize=1024)(_read)
 
 
 def _read_mathematics(latex: str) -> tuple[Answer, ...]:
@@ -131,6 +132,8 @@ def _digit_groupings(latex: str) -> tuple[bool, ...]:
     """Whether `1,234` may be one number, or two: within brackets only where other commas have a space after them."""
     if not COMMA_GROUPS.search(latex):
         return (False,)
+    if _ZERO_GROUP.search(latex):
+        return (True,)
     is_bracketed = latex.lstrip("\\").startswith(("(", "[", "{", "langle"))
     return (True, False) if not is_bracketed or re.search(r",\s", latex) else (False,)
 

@@ -159,6 +159,8 @@ def _decimal(plain: str, period: str | None, exponent: str | None) -> Fraction:
         raise Unreadable(f"a power of ten above {MAX_POWER_OF_TEN}")
     if "{,}" in plain and not _SURE_NUMBER.fullmatch(plain):
         plain = plain.replace("{,}", ".")  # a decimal comma
+    if plain.count(".") > 1:
+        raise Unreadable("a number with two decimal points")
     whole, _, decimals = re.sub(r"[^0-9.]", "", plain).partition(".")
     value = Fraction(read_digits(whole + decimals), 10 ** len(decimals))
     if period is not None:
