@@ -6,12 +6,14 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
 import math_cases
 from towline.rollout.rewards.math_answer import GOLD_UNPARSEABLE, equivalent, grade
 from towline.rollout.rewards.mathematics.comparison import compare
+from towline.rollout.rewards.mixture import RewardPart, code_hash
 from towline.rollout.rewards.verdict import Verdict
 from towline.storage.records import ScoreStatus
 
@@ -141,3 +143,11 @@ def test_a_hostile_gold_answer_is_no_danger_either(name: str) -> None:
     verdict = grade("\\boxed{3}", math_cases.HOSTILE[name])
     assert verdict.value in (0.0, None)
     assert not math.isnan(verdict.seconds)
+
+
+def test_the_code_hash_covers_every_file_of_the_grader(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), read_bytes(path))[1])
+    code_hash([RewardPart(name="correct", weight=1.0, function=grade)])
+    assert {"math_answer.py", "boxed.py", "parser.py", "numerics.py", "comparison.py", "work.py"} <= set(read)

@@ -45,6 +45,7 @@ MAX_CHARS = 20_000
 MAX_CACHED_CHARS = 200
 MAX_NESTING = 30
 MAX_MEMBERS = 100
+MAX_UNIT_WORDS = 6
 MAX_WORDS = 3
 """More words outside `\\text{…}` are prose, not an answer."""
 _POINTERS = frozenset({
@@ -70,6 +71,7 @@ _PHRASES = {
     **dict.fromkeys(("all real numbers", "all reals", "real numbers", "set of all real numbers"), _REALS),
     **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"), _NOTHING),
 }
+_UNIT = re.compile(r"[A-Za-z0-9 ./^\-]*")
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 
 _OPENINGS = frozenset({
@@ -523,8 +525,12 @@ def _without_unit(tokens: Tokens) -> tuple[Tokens, str]:
             raise Unreadable("words within a value")
         pieces.append(token.text if token.text in ("^", "/") or token.kind == "number" else f" {token.text}")
     unit = re.sub(r"[{}* ]+", " ", "".join(pieces)).replace("^ ", "^").strip()
-    if re.search(r"\b(?:and|or|less|more|than|base|if|when|where|not|plus|minus|times|over|to)\b", unit):
+    if re.search(
+        r"\b(?:and|or|less|more|than|base|if|when|where|not|plus|minus|times|over|to|is|are|was|no|wrong)\b", unit
+    ):
         raise Unreadable(f"the words {unit[:40]!r} after a value")
+    if unit.count(" ") >= MAX_UNIT_WORDS or not _UNIT.fullmatch(unit):
+        raise Unreadable("more than a unit after a value")
     if re.search(r"(?<!\^)(?<!\^-)[0-9]", unit):
         raise Unreadable("numbers among the words after a value")
     return tokens[:start], unit
