@@ -76,6 +76,7 @@ _GROUPING_COMMA = re.compile(r",\s*\\!\s*")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _PHANTOM = re.compile(r"\\(?:h|v)?phantom\{[^{}]*\}|\\hspace\*?\{[^{}]*\}|\\(?:text)?color\{[^{}]*\}")
 _DECORATION = re.compile(r"\\(?:underline|ensuremath|mathstrut|(?:math|text)(?:bf|rm|it)(?=\s*\{\s*\\))(?![A-Za-z])")
+_DIGITS_WITH_BASE = re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([0-9A-Z]{1,64})\}(?=\s*_)")
 _CURRENCY_NAME = re.compile(r"(?:US|CA|AU)\s*(?=\\?\$)")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
 _SPEED = re.compile(r"(?<=[0-9}])\s*((?:k|c)?m|ft|mi)\s*/\s*(s|h|hr|min)(\^\{?2\}?)?$")
@@ -91,7 +92,7 @@ def to_latex(answer: str) -> str:
     text = _SPACES.sub(" ", answer if answer.isascii() else _to_ascii(answer))
     if "\\" in text:
         text = _GROUPING_COMMA.sub("{,}", _SIZES.sub("", _DECORATION.sub("", _PHANTOM.sub("", text))))
-        text = _NEGATIVE_SPACE.sub("", text)
+        text = _DIGITS_WITH_BASE.sub(r"\1", _NEGATIVE_SPACE.sub("", text))
     return _written_out(_unwrapped(text))
 
 
