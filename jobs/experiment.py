@@ -3,7 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -58,10 +58,20 @@ class NodesConfig(StrictModel):
 
     trainer: int = Field(default=1, ge=1)
     rollout: int = Field(default=1, ge=1)
-    scorer: int = Field(default=0, ge=0)
-    """Nodes that grade; with none the trainer's first node does it."""
+    scorer: Annotated[int, Field(ge=0)] | Literal["rollout"] = 0
+    """Nodes that grade. 0: the trainer's first node does it; "rollout": every rollout node does, beside its engines."""
     max_node_hours: float | None = Field(default=None, gt=0)
     """Of the whole run, all its attempts together; then it stops with a checkpoint."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nodes of each group, in the order of a het job's components."""
+        scorer = 0 if self.scorer == "rollout" else self.scorer
+        return {"trainer": self.trainer, "rollout": self.rollout, "scorer": scorer}
+
+    @property
+    def num_scorers(self) -> int:
+        return self.rollout if self.scorer == "rollout" else max(1, self.scorer)
 
 
 class ScoringConfig(StrictModel):
@@ -175,7 +185,7 @@ class ExperimentConfig(StrictModel):
     @property
     def num_scorers(self) -> int:
         """Scorer processes, each with `local.scorers` workers."""
-        return max(1, self.nodes.scorer) if self.nodes else 1
+        return self.nodes.num_scorers if self.nodes else 1
 
     @property
     def model_folder(self) -> Path:

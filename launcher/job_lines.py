@@ -79,8 +79,7 @@ def _own_start(part: JobComponent, now: float) -> str:
 
 
 def _nodes_line(experiment: ExperimentConfig, job: RunJob, now: float) -> str:
-    nodes = experiment.nodes or NodesConfig()
-    wanted = {"trainer": nodes.trainer, "rollout": nodes.rollout, "scorer": nodes.scorer}
+    wanted = (experiment.nodes or NodesConfig()).counts
     if len(job.components) == 1:  # a smoke test, or a job that the supervisor splits
         (part,) = job.components
         total = part.num_nodes if part.name == "smoke" else sum(wanted.values())

@@ -23,7 +23,7 @@ def job_plan_lines(
 ) -> Iterator[str]:
     nodes = experiment.nodes
     assert nodes is not None
-    parts = {"trainer": nodes.trainer, "rollout": nodes.rollout, "scorer": nodes.scorer}
+    parts = nodes.counts
     groups = " + ".join(f"{name} {_count(number, 'node')}" for name, number in parts.items() if number)
     if smoke:
         yield "layout  smoke test: trainer and rollout on one node"

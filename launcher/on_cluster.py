@@ -70,7 +70,7 @@ def placed(experiment: ExperimentConfig, profile: ClusterProfile, *, smoke: bool
         "engines": nodes.rollout * per_node["rollout"],
         "trainer_threads": 1 if experiment.deterministic else threads["trainer"] or local.trainer_threads,
         "engine_threads": 1 if experiment.deterministic else threads["rollout"] or local.engine_threads,
-        "scorers": (threads["scorer"] or local.scorers) if nodes.scorer else local.scorers,
+        "scorers": (threads["scorer"] or local.scorers) if nodes.counts["scorer"] else local.scorers,
     }
     return experiment.model_copy(update={"nodes": nodes, "local": local.model_copy(update=counts)})
 
@@ -83,8 +83,7 @@ def components_of(
     Args:
         exclude: nodes, beside those that the profile excludes.
     """
-    nodes = experiment.nodes or NodesConfig()
-    counts = {"trainer": nodes.trainer, "rollout": nodes.rollout, "scorer": nodes.scorer}
+    counts = (experiment.nodes or NodesConfig()).counts
     groups = {name: group_of(profile, name) for name in GROUPS if counts[name]}
     # Slurm takes a component away with its lost node unless the leader, too, asks it not to.
     survives = {"no-kill": True} if profile.on_node_loss == "continue" else {}

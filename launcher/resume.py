@@ -87,7 +87,7 @@ def _changed(run: RunDirectory, overrides: tuple[str, ...]) -> tuple[ExperimentC
 def _refuse_without_budget(run: RunDirectory, experiment: ExperimentConfig) -> None:
     nodes = experiment.nodes
     used, most = AttemptBook(run).node_hours(), nodes.max_node_hours if nodes else None
-    num_nodes = nodes.trainer + nodes.rollout + nodes.scorer if nodes else 1
+    num_nodes = sum(nodes.counts.values()) if nodes else 1
     left_s = AttemptBook(run).left_s(most, num_nodes)
     if left_s is not None and left_s < MIN_LEFT_S:
         raise InputError(

@@ -1,7 +1,7 @@
 """Which nodes of an allocation each kind of process gets: a het job has a node list a group, a single job is split."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from towline.jobs.experiment import NodesConfig
 from towline.jobs.slurm.profile import ClusterProfile, Group, Options
@@ -51,7 +51,7 @@ def place_groups(
     Raises:
         TowlineError: the allocation has not the nodes that were asked for.
     """
-    counts = {"trainer": wanted.trainer, "rollout": wanted.rollout, "scorer": wanted.scorer}
+    counts = wanted.counts
     if is_smoke:
         return _share_one_node(profile, _hosts(environment, "SLURM_JOB_NODELIST"))
     groups = {name: group_of(profile, name) for name in GROUPS if counts[name]}
@@ -60,10 +60,18 @@ def place_groups(
     else:
         nodes = _split(_hosts(environment, "SLURM_JOB_NODELIST"), [counts[name] for name in groups])
     is_het = "SLURM_HET_SIZE" in environment
-    return {
+    places = {
         name: _place(group, hosts, het_group=number if is_het else None)
         for number, ((name, group), hosts) in enumerate(zip(groups.items(), nodes, strict=True))
     }
+    if wanted.scorer == "rollout":
+        places["scorer"] = _beside_engines(places["rollout"])
+    return places
+
+
+def _beside_engines(rollout: Place) -> Place:
+    """One scorer on each rollout node, with the processors of an engine and none of the GPUs."""
+    return replace(rollout, per_node=1, gpus_per_process=0)
 
 
 def group_of(profile: ClusterProfile, name: str) -> Group:

@@ -65,7 +65,7 @@ class SrunLauncher:
     def start(self, spec: ProcessSpec) -> "SrunProcess":
         place = self._groups.get(spec.group, self._leader)
         if spec.num_tasks is None:
-            nodes, tasks_per_node, mpi = (place.node_of(spec.number),), 1, "none"
+            nodes, tasks_per_node, mpi = (self._node_of(spec, place),), 1, "none"
         else:
             nodes, tasks_per_node, mpi = place.nodes, place.per_node, self._profile.mpi
         step = f"{spec.name}.{spec.environment.get('TOWLINE_LIFE', '0')}"
@@ -86,21 +86,32 @@ class SrunLauncher:
     def lost_node(self, spec: ProcessSpec) -> str | None:
         if spec.group not in self._groups or spec.num_tasks is not None:
             return None
-        node = self._groups[spec.group].node_of(spec.number)
+        place = self._groups[spec.group]
+        node = self._node_of(spec, place)
         # A controller that does not answer has not said that the node is lost: the process is started again.
         with contextlib.suppress(SlurmError):
             if node not in self.lost and lost_nodes([node]):
                 self.lost.append(node)
+        if spec.group == "scorer" and not set(place.nodes) <= set(self.lost):
+            return None  # it starts again on a node that is left
         return node if node in self.lost else None
+
+    def _node_of(self, spec: ProcessSpec, place: Place) -> str:
+        """An engine stays where its model and GPUs are; a scorer needs nothing of its node, and moves."""
+        node = place.node_of(spec.number)
+        left = [one for one in place.nodes if one not in self.lost]
+        return left[spec.number % len(left)] if spec.group == "scorer" and node in self.lost and left else node
 
     def clear_nodes(self) -> None:
         """Remove the job's copies of the model from the disks of the nodes that are left."""
         if not self._profile.folders.stage_model:
             return
+        cleared = set(self.lost)
         for name, place in self._groups.items():
-            left = tuple(node for node in place.nodes if node not in self.lost)
+            left = tuple(node for node in place.nodes if node not in cleared)
             if not left:
                 continue
+            cleared |= {*left}
             options = srun_options(f"clear.{name}", place, left, tasks_per_node=1, mpi="none")
             command = ["srun", "--input=none", *options, *self._python(), "-m", TASK_MODULE, CLEAR]
             variables = {"TOWLINE_JOB": self._job, "TOWLINE_NODE_LOCAL": self._profile.folders.node_local}
@@ -142,8 +153,8 @@ class SrunLauncher:
             variables["TOWLINE_NUM_TASKS"] = str(spec.num_tasks)
             if place.gpus_per_process:
                 variables["TOWLINE_GPUS"] = f"{place.first_gpu}:{place.per_node * place.gpus_per_process}"
-        elif spec.group not in self._groups:
-            variables["TOWLINE_GPUS"] = "0:0"  # the leader's GPUs are the trainer's
+        elif spec.group == "scorer":
+            variables["TOWLINE_GPUS"] = "0:0"  # what GPUs its node has are the trainer's or an engine's
         elif (gpus := place.gpus_of(spec.number)) is not None:
             variables["TOWLINE_GPUS"] = f"{gpus[0]}:{gpus[1]}"
         return variables

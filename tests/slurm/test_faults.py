@@ -143,7 +143,7 @@ def test_lost_nodes_start_the_run_again_on_whole_groups(cluster, undisturbed: Pa
 
 def test_a_lost_rollout_node_is_done_without_where_the_profile_says_so(cluster, undisturbed: Path):
     goes_on = profile(cluster.shared, "goes-on", on_node_loss='"continue"')
-    run = SlurmRun(cluster.shared, "goes-on", *LONG, "steps=400", cluster=goes_on)
+    run = SlurmRun(cluster.shared, "goes-on", *LONG, "steps=400", "nodes.scorer=rollout", cluster=goes_on)
     run.wait_for_checkpoint(0)
     trainer = run.find("trainer.0")["pid"]
     cluster.crash("rollout1")
@@ -153,12 +153,13 @@ def test_a_lost_rollout_node_is_done_without_where_the_profile_says_so(cluster, 
         run.wait_until(lambda: run.num_steps > steps + 5, "further steps")
         assert run.find("trainer.0")["pid"] == trainer
         assert len(run.attempts) == 1
+        assert "scorer.1: " in run.log  # it graded on that node, and goes on on the other
     finally:
         cluster.boot("rollout1")
     slurm("scancel", "--batch", "--signal=INT", run.job)
     run.wait_until(lambda: run.state["status"] == "stopped", "stop")
-    assert run.attempts[0]["failed_nodes"] == ["rollout1"]
     run.wait_until(lambda: not run.queue(), "end of the job")
+    assert run.attempts[0]["failed_nodes"] == ["rollout1"]
     # What it learned until then is what the other run learned.
     mine, theirs = ((folder / "metrics.jsonl").read_text().splitlines() for folder in (run.folder, undisturbed))
     assert _losses(mine[:STEPS]) == _losses(theirs[: len(mine)])

@@ -38,14 +38,17 @@ def test_start_up_is_broken_down_and_ours_is_short(cluster, on_one_machine: Path
 
 
 def test_from_python_it_is_a_submitit_job(cluster, on_one_machine: Path, monkeypatch: pytest.MonkeyPatch):
+    """With a scorer on each rollout node, by the way."""
     from towline.launcher import submit_experiment
 
     monkeypatch.chdir(cluster.shared)
-    job = submit_experiment(EXPERIMENT, cluster="dev", overrides=("run.name=python",))
+    job = submit_experiment(EXPERIMENT, cluster="dev", overrides=("run.name=python", "nodes.scorer=rollout"))
     assert job.components == {"trainer": f"{job.job_id}+0", "rollout": f"{job.job_id}+1"}
     assert job.result() == {"status": "done", "next_step": 6, "run": str(cluster.shared / "runs" / "python")}
     assert job.exception() is None
-    assert differences(cluster.shared / "runs" / "python", on_one_machine) == []
+    run = cluster.shared / "runs" / "python"
+    assert differences(run, on_one_machine) == []
+    assert all("p50" in (run / "logs" / "attempt-0" / f"scorer.{n}.log").read_text() for n in (0, 1))
 
 
 def test_sbatch_of_the_dry_run_is_the_same_run(cluster, on_one_machine: Path):

@@ -39,6 +39,18 @@ def test_a_het_job_has_a_node_list_for_each_group():
     assert (groups["scorer"].nodes, groups["scorer"].het_group, groups["scorer"].per_node) == (("c1",), 2, 1)
 
 
+@pytest.mark.parametrize("environment", [HET | {"SLURM_HET_SIZE": "2"}, {"SLURM_JOB_NODELIST": "t[1-2],g[007-010]"}])
+def test_a_scorer_on_each_rollout_node_takes_no_nodes_and_no_gpus(environment: dict[str, str]):
+    wanted = NodesConfig(trainer=2, rollout=4, scorer="rollout")
+    assert (wanted.counts, wanted.num_scorers) == ({"trainer": 2, "rollout": 4, "scorer": 0}, 4)
+    groups = place_groups(cluster(), wanted, environment)
+    rollout, scorer = groups["rollout"], groups["scorer"]
+    assert scorer.nodes == rollout.nodes == ("g007", "g008", "g009", "g010")
+    assert (scorer.het_group, scorer.per_node, scorer.cpus_per_process) == (rollout.het_group, 1, 8)
+    assert [scorer.node_of(number) for number in range(4)] == list(rollout.nodes)
+    assert scorer.gpus_of(0) is None
+
+
 def test_a_single_job_is_split_in_the_order_of_its_nodes():
     groups = place_groups(cluster(), NodesConfig(trainer=1, rollout=2), {"SLURM_JOB_NODELIST": "n[8-10]"})
     assert groups["trainer"].nodes == ("n8",)

@@ -208,6 +208,28 @@ def test_an_engines_node_is_lost_when_slurm_says_that_it_is_down(
     assert launcher.lost == (["g1"] if lost else [])
 
 
+def test_a_scorer_moves_from_a_lost_node_to_one_that_is_left(
+    tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each of the two nodes has one beside its engines; the lost one's goes to the other, until that is lost too."""
+    down = tmp_path / "down"
+    down.write_text("g1|idle\ng2|down*\n")
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\ncat {down}\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    scorer = Place(nodes=("g1", "g2"), per_node=1, het_group=1, options={})
+    launcher = SrunLauncher(profile(), GROUPS | {"scorer": scorer})
+    second = spec(tmp_path, "scorer.1", group="scorer", number=1, arguments=("1",))
+    words, environment = start(launcher, second, said)
+    assert {"--het-group=1", "--nodelist=g2", "--ntasks=1"} <= set(words)
+    assert environment["TOWLINE_GPUS"] == "0:0"
+    assert launcher.lost_node(second) is None
+    assert launcher.lost == ["g2"]
+    words, _ = start(launcher, second, said)
+    assert {"--nodelist=g1", "1"} <= set(words)
+    down.write_text("g1|down*\ng2|down*\n")
+    assert launcher.lost_node(second) == "g1"
+
+
 def test_a_controller_that_does_not_answer_has_not_lost_the_node(tmp_path: Path, said: Path):
     (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "sinfo").chmod(0o755)
