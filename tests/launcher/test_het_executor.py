@@ -25,6 +25,7 @@ echo "Submitted batch job 12"
 """
 TRAINER = {"partition": "gpu", "nodes": 2, "gpus-per-node": 4, "exclusive": True, "time": "24:00:00"}
 ROLLOUT = {"partition": "inference", "nodes": 4, "constraint": "a100&ib", "exclusive": False}
+# case G4-20
 HARD_TO_QUOTE = ["a b", "it's", 'x"y', "$HOME", "r(1)", "50%x", ""]
 
 
@@ -140,6 +141,7 @@ def test_any_folder_reaches_python_unchanged(name: str, tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [str(folder)]
 
 
+# case G4-20
 @pytest.mark.parametrize("name", ["100%j", "50%x", "back\\slash", "two\nlines"])
 def test_a_folder_that_sbatch_would_read_otherwise_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="cannot hold a Slurm job"):
@@ -223,8 +225,18 @@ def test_a_second_submission_leaves_the_first_alone(tmp_path: Path, command: Cal
 def test_a_submission_from_inside_a_job_inherits_nothing(
     tmp_path: Path, command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # cases G4-10, G4-11
     command("sbatch", SBATCH)
-    for name in ("SLURM_MEM_PER_NODE", "SLURM_CPU_BIND", "SBATCH_PARTITION", "PMIX_RANK", "RANK", "SLURM_CONF"):
+    for name in (
+        "SLURM_MEM_PER_NODE",
+        "SLURM_MEM_PER_CPU",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_CPU_BIND",
+        "SBATCH_PARTITION",
+        "PMIX_RANK",
+        "RANK",
+        "SLURM_CONF",
+    ):
         monkeypatch.setenv(name, "/inherited")
     HetSlurmExecutor(tmp_path, {"all": {}}).submit(Checkpointable())
     lines = (tmp_path / "environment").read_text().splitlines()
@@ -233,6 +245,7 @@ def test_a_submission_from_inside_a_job_inherits_nothing(
 
 
 def test_a_callable_without_checkpoint_is_warned_of(tmp_path: Path, command: Callable[[str, str], Path]) -> None:
+    # case G4-15
     command("sbatch", SBATCH)
     executor = HetSlurmExecutor(tmp_path, {"trainer": {}, "rollout": {}})
     with pytest.warns(NoCheckpointWarning, match=r"fail has no method `checkpoint`.* not requeued"):

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from towline.launcher.het_job import HetInfoWatcher, HetSlurmJob
-from towline.launcher.job_states import ComponentState, StatesUnknown, all_ended, exit_code, job_states, overall
+from towline.launcher.job_states import (
+    ComponentState,
+    StatesUnknown,
+    all_ended,
+    exit_code,
+    job_states,
+    overall,
+    read_states,
+)
 
 NO_ACCOUNTING = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
 NO_SUCH_JOB = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
@@ -41,6 +49,7 @@ def state_now(watcher: HetInfoWatcher) -> str:
 
 
 def test_components_are_found_under_the_leader(answers, watcher: HetInfoWatcher, monkeypatch, tmp_path: Path) -> None:
+    # case G4-05
     monkeypatch.setattr(HetSlurmJob, "watcher", watcher)
     answers(
         sacct="12+0|RUNNING|0:0|n1\n12+0.batch|RUNNING|0:0|n1\n12+1|FAILED|1:0|n2\n",
@@ -51,6 +60,15 @@ def test_components_are_found_under_the_leader(answers, watcher: HetInfoWatcher,
     assert job.component_states() == {"trainer": "RUNNING", "rollout": "FAILED"}
     assert not job.done()
     assert HetSlurmJob(tmp_path, "12+1", components=["rollout"]).done()
+
+
+def test_steps_and_other_jobs_are_no_components() -> None:
+    # case G4-06: an array, a pending part of one and a step are not the job
+    rows = "12+0|RUNNING|0:0|n1\n12.batch|FAILED|1:0|n1\n12+1.0|CANCELLED by 7|0:9|n2\n12+1|PENDING||\n"
+    others = "1|FAILED|1:0|n3\n120+1|FAILED|1:0|n3\n7_3|FAILED|1:0|n3\n7_[0-3%2]|PENDING||\n7_[0-1,3-4]|PENDING||\n"
+    assert read_states(rows + others, ["12"]) == {
+        "12": {0: ComponentState("RUNNING", "0:0", "n1"), 1: ComponentState("PENDING")}
+    }
 
 
 def test_accounting_is_enough(answers) -> None:

@@ -34,12 +34,14 @@ def problems(**components: dict[str, Option]) -> list[str]:
     return partition_problems(PROFILE, components)
 
 
-@pytest.mark.parametrize("time", ["24:00:00", "23:59:00", "1-0", "1440", 1440, "0-24:00"])
+# case G4-30
+@pytest.mark.parametrize("time", ["90", "10:30", "1:30:00", "24:00:00", "23:59:00", "1-0", "1440", 1440, "0-24:00"])
 def test_a_job_within_the_limit_may_start(time: Option) -> None:
     assert problems(trainer={"partition": "day", "time": time}) == []
 
 
-@pytest.mark.parametrize("time", ["2-12", "1-00:00:01", "1441", 1441, "UNLIMITED", 0])
+# case G4-30
+@pytest.mark.parametrize("time", ["2-12", "1-00:30", "1-00:00:30", "1-00:00:01", "1441", 1441, "UNLIMITED", 0])
 def test_a_job_over_the_limit_is_refused(time: Option) -> None:
     assert problems(trainer={"partition": "day", "time": time}) == [
         f"trainer.sbatch.time = {time} of profile here is more than partition day allows (1-00:00:00)."

@@ -15,6 +15,7 @@ from towline.jobs.slurm.text import (
 from towline.storage.errors import SlurmError
 
 
+# case G4-06
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -40,6 +41,7 @@ def test_what_is_no_job_id_is_refused(text: str) -> None:
         parse_job_id(text)
 
 
+# case G4-07
 @pytest.mark.parametrize(
     ("stdout", "id"),
     [
@@ -59,6 +61,7 @@ def test_output_without_an_id_is_an_error_that_quotes_it() -> None:
         submitted_job_id("job 2 of 5 allowed\n")
 
 
+# case G4-26
 @pytest.mark.parametrize(
     ("state", "terminal", "success"),
     [
@@ -72,11 +75,15 @@ def test_output_without_an_id_is_an_error_that_quotes_it() -> None:
         ("DEADLINE", True, False),
         ("PREEMPTED", True, False),
         ("FAILED", True, False),
+        ("LAUNCH_FAILED", True, False),
+        ("REVOKED", True, False),
         ("REQUEUED", False, None),
         ("COMPLETING", False, None),
         ("COMPLETED", True, True),
         ("RUNNING", False, None),
         ("SUSPENDED", False, None),
+        ("REQUEUE_HOLD", False, None),
+        ("CONFIGURING", False, None),
         ("", False, None),
     ],
 )
@@ -86,6 +93,7 @@ def test_states(state: str, terminal: bool, success: bool | None) -> None:
 
 
 def test_a_preempted_job_that_is_requeued_has_not_ended() -> None:
+    # case G4-26
     assert not is_terminal("PREEMPTED", requeued=True)
     assert is_terminal("FAILED", requeued=True)
 
@@ -96,6 +104,7 @@ def test_the_first_word_is_the_state() -> None:
     ]
 
 
+# case G4-30
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -116,6 +125,7 @@ def test_time_limits(text: str | int, seconds: int | None) -> None:
 
 
 def test_limits_can_be_compared_with_that_of_a_partition() -> None:
+    # case G4-30
     limits = ["90", "10:30", "1:30:00", "2-12", "1-00:30", "1-00:00:30"]
     most = time_limit_s("1-00:00:00")
     assert most == 86400
@@ -128,6 +138,7 @@ def test_what_is_no_time_limit_is_refused(text: str) -> None:
         time_limit_s(text)
 
 
+# case G4-01
 @pytest.mark.parametrize(
     ("nodes", "names"),
     [
@@ -159,6 +170,7 @@ def test_broken_node_lists_are_refused(nodes: str) -> None:
 
 
 def test_a_new_submission_inherits_nothing_of_the_job_around_it() -> None:
+    # cases G4-10, G4-11
     kept = {"PATH": "/bin", "HOME": "/root", "SLURM_CONF": "/etc/slurm.conf", "RANKING": "1", "CUDA_HOME": "/cuda"}
     of_the_job = dict.fromkeys(
         [
