@@ -168,8 +168,10 @@ def _executor(run: RunDirectory, profile: ClusterProfile, components: dict[str, 
         f"export PYTHONPATH={shlex.quote(str(run.code))}${{PYTHONPATH:+:$PYTHONPATH}}",
     ]
     whole = {**components, leader: {**of_the_job, **components[leader]}}
-    # -P: a folder called towline where sbatch was typed must not be taken for this one.
-    return HetSlurmExecutor(run.slurm, whole, setup=setup, python=f"{shlex.quote(sys.executable)} -P")
+    # A folder called towline where sbatch was typed must not be taken for this one. Python's own -P is unknown to those
+    # before 3.11, which must come as far as saying what they are.
+    python = f"env PYTHONSAFEPATH=1 {shlex.quote(sys.executable)}"
+    return HetSlurmExecutor(run.slurm, whole, setup=setup, python=python)
 
 
 def signal_option(time_limit: str) -> str:

@@ -1,64 +1,40 @@
-"""Run a submitted callable inside its job: `python -m towline.jobs.slurm.batch_entry FOLDER [NAME [COMPONENT]]`.
+"""Start a submitted callable inside its job: `python -m towline.jobs.slurm.batch_entry FOLDER [NAME [COMPONENT]]`.
 
-Without COMPONENT this is the batch step of the job, one process; with it, a rank of that component's step.
-Imports no torch.
+Any Python 3 reads this file: a node with another one than the submission's often has none of our packages either, and
+must still say so in words. Everything else is in `run_callable`.
 """
 
-import argparse
-import pickle
+import json
+import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-from submitit.core.submission import process_job
-
-from towline.jobs.slurm.environment import HetSlurmJobEnvironment, activate, requeue_leader
-from towline.jobs.slurm.submission import Submission, give_to_job
-from towline.storage.errors import TowlineError
-from towline.storage.publish import replace_whole
-
-__all__ = ["HetSlurmJobEnvironment", "main", "requeue_leader"]
+import traceback
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="towline.jobs.slurm.batch_entry", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("folder", type=Path, help="of the executor")
-    parser.add_argument("name", nargs="?", default="callable", help="of the submission: NAME.pkl and NAME.json")
-    parser.add_argument("component", nargs="?", type=int)
-    parsed = parser.parse_args(arguments)
-    folder = parsed.folder.absolute()
-    environment = activate(folder, parsed.name, parsed.component)
+def main():
+    # It kept the working folder off our own import path, and is not for what we start.
+    os.environ.pop("PYTHONSAFEPATH", None)
     try:
-        prepare(environment, folder, parsed.name)
-    except TowlineError as error:
-        return report(error, environment)
+        from towline.jobs.slurm.run_callable import main as run
+    except Exception as error:  # the process's own boundary
+        traceback.print_exc()
+        print(_cannot_start(sys.argv[1:], error), file=sys.stderr)
+        return 2
+    return run()
+
+
+def _cannot_start(arguments, error):
+    folder, name = [*arguments, "callable"][:2]
+    submission = os.path.join(folder, name)
     try:
-        process_job(folder)
-    except TowlineError as error:  # its traceback is where the result would be; the log has what a person needs
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-def prepare(environment: HetSlurmJobEnvironment, folder: Path, name: str) -> None:
-    """Check what can be checked before unpickling, and put the callable where submitit reads that of this job."""
-    # A rank that ended while an earlier start was being stopped has left a result that would be taken for this one's.
-    environment.paths.result_pickle.unlink(missing_ok=True)
-    component = environment.component
-    source = folder / (f"{name}.pkl" if component is None else f"{name}+{component}.pkl")
-    Submission.read(folder / f"{name}.json").check_python(source)
-    first = environment.num_restarts == 0 and environment.global_rank == 0
-    give_to_job(source, environment.paths.submitted_pickle, replace=first)
-
-
-def report(error: TowlineError, environment: HetSlurmJobEnvironment) -> int:
-    """To the log, and to whoever waits for the result."""
-    print(f"error: {error}", file=sys.stderr)
-    with replace_whole(environment.paths.result_pickle) as temporary:
-        temporary.write_bytes(pickle.dumps(("error", f"{type(error).__name__}: {error}")))
-    return error.exit_code
+        with open(submission + ".json") as file:
+            written = json.load(file)["python"]
+    except (OSError, ValueError, KeyError):
+        written = "not known"
+    return (
+        "error: {}.pkl was written by Python {}, but this node runs Python {}.{}.{} ({}), which cannot import Towline: "
+        "{}: {}. Expected the Python that submitted, with its packages, visible on every node, and not "
+        "another in `setup`."
+    ).format(submission, written, *sys.version_info[:3], sys.executable, type(error).__name__, error)
 
 
 if __name__ == "__main__":

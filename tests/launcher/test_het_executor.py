@@ -228,14 +228,8 @@ def test_a_submission_from_inside_a_job_inherits_nothing(
     # cases G4-10, G4-11
     command("sbatch", SBATCH)
     for name in (
-        "SLURM_MEM_PER_NODE",
-        "SLURM_MEM_PER_CPU",
-        "SLURM_CPUS_PER_TASK",
-        "SLURM_CPU_BIND",
-        "SBATCH_PARTITION",
-        "PMIX_RANK",
-        "RANK",
-        "SLURM_CONF",
+        *("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND"),
+        *("SBATCH_PARTITION", "PMIX_RANK", "RANK", "SLURM_CONF"),
     ):
         monkeypatch.setenv(name, "/inherited")
     HetSlurmExecutor(tmp_path, {"all": {}}).submit(Checkpointable())

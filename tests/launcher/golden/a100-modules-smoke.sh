@@ -16,4 +16,4 @@ module load cudatoolkit || exit 1
 module load aws-ofi-nccl || exit 1
 source /project/ab123/towline/.venv/bin/activate
 export PYTHONPATH=/runs/golden/code${PYTHONPATH:+:$PYTHONPATH}
-exec /venv/bin/python -P -u -m towline.jobs.slurm.batch_entry /runs/golden/slurm
+exec env PYTHONSAFEPATH=1 /venv/bin/python -u -m towline.jobs.slurm.batch_entry /runs/golden/slurm

@@ -11,4 +11,4 @@
 #SBATCH --mem=4000
 
 export PYTHONPATH=/runs/golden/code${PYTHONPATH:+:$PYTHONPATH}
-exec /venv/bin/python -P -u -m towline.jobs.slurm.batch_entry /runs/golden/slurm
+exec env PYTHONSAFEPATH=1 /venv/bin/python -u -m towline.jobs.slurm.batch_entry /runs/golden/slurm
