@@ -46,11 +46,10 @@ def nodes_that_failed(nodes: Sequence[str], since: float) -> tuple[str, ...]:
     return tuple(node for node in nodes if node in down)
 
 
-def submit_successor(script: Path, after: str, exclude: Sequence[str] = ()) -> str:
+def submit_successor(script: Path, after: str) -> str:
     """Hand in the same script again, to start when job `after` has ended, however it ends; return its id."""
-    options = [f"--dependency=afterany:{after}", *([f"--exclude={','.join(exclude)}"] if exclude else [])]
-    said = slurm(["sbatch", "--parsable", *options, str(script)], environment=outside_a_job(os.environ))
-    return submitted_job_id(said)
+    command = ["sbatch", "--parsable", f"--dependency=afterany:{after}", str(script)]
+    return submitted_job_id(slurm(command, environment=outside_a_job(os.environ)))
 
 
 def cancel(job: str) -> None:
@@ -72,12 +71,10 @@ def hosts_of(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def exclude_nodes(job: str, nodes: Sequence[str]) -> None:
-    """Of a job that waits to start again: give it no such node."""
-    for component in component_ids(os.environ) or (job,):
-        slurm(["scontrol", "update", f"JobId={component}", f"ExcNodeList={','.join(nodes)}"])
-
-
-def component_ids(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Ids of a het job's components as Slurm's own commands number them: 12, 13; none of an ordinary job."""
-    names = [f"SLURM_JOB_ID_HET_GROUP_{number}" for number in range(int(environment.get("SLURM_HET_SIZE", "0")))]
-    return tuple(environment[name] for name in names)
+    """Of a job that waits to start: give none of its components such a node, nor one that it excludes already."""
+    # %A numbers components as Slurm's own commands do: 12, 13.
+    said = slurm(["squeue", "--noheader", "--states=all", f"--job={job}", "--format=%A|%x"], timeout_s=20)
+    for line in said.split():
+        component, _, before = line.partition("|")
+        excluded = dict.fromkeys([*expand_nodes(before), *nodes])
+        slurm(["scontrol", "update", f"JobId={component}", f"ExcNodeList={','.join(excluded)}"])

@@ -89,7 +89,7 @@ class BatchStep:
             launcher.clear_nodes()
             if lost and continuation.is_possible:
                 # Slurm kept the job, and the trainer cannot do without the node.
-                return self._continued(continuation.go_on())
+                return self._continued(run, continuation.go_on())
             continuation.give_up()
             raise
         log.end(outcome.why or outcome.status, failed_nodes=launcher.lost)
@@ -98,7 +98,7 @@ class BatchStep:
             if deadline.is_being_ended and _is_being_taken(job):
                 # Slurm starts a preempted job again by itself, and a cancelled one must stay so.
                 continuation.leave()
-            return self._continued(continuation.go_on())
+            return self._continued(run, continuation.go_on())
         continuation.give_up()
         return self._ended(run, outcome, book)
 
@@ -108,7 +108,8 @@ class BatchStep:
 
         return DelayedSubmission(self)
 
-    def _continued(self, job: str) -> dict[str, Any]:
+    def _continued(self, run: RunDirectory, job: str) -> dict[str, Any]:
+        self._note_job(run, job, {})
         return {"status": "continued", "run": self.folder, "job": job}
 
     def _ended(self, run: RunDirectory, outcome: Outcome, book: AttemptBook) -> dict[str, Any]:

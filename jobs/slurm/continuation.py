@@ -29,7 +29,7 @@ class Continuation:
     def prepare(self) -> str | None:
         """A successor is handed in while this job runs: should the node with this process die, it is there already."""
         if self.how == "resubmit":
-            self.successor = allocation.submit_successor(own_script(), self.job, self.unreliable_nodes())
+            self._submit_successor()
         return self.successor
 
     @property
@@ -42,23 +42,41 @@ class Continuation:
         Raises:
             RunStopped: Slurm refuses; nothing is lost.
         """
-        if self.successor is not None:
-            self.run.write_state(status="continued", job=self.successor)
-            return self.successor
-        self.run.write_state(status="requeued")
+        if self.successor is None:
+            self.run.write_state(status="requeued")
+            try:
+                requeue_leader(self.job)
+            except SlurmError as refusal:
+                self._submit_instead(refusal)
+            else:
+                self._exclude(self.job)
+                self.leave()
+        assert self.successor is not None
+        self.run.write_state(status="continued", job=self.successor)
+        return self.successor
+
+    def _submit_instead(self, refusal: SlurmError) -> None:
+        """Sites may forbid a requeue. Should Slurm have done it all the same, the successor waits for that end."""
+        cannot = f"{self.run.root.name} cannot requeue itself: {refusal}"
         try:
-            requeue_leader(self.job)
-            if nodes := self.unreliable_nodes():
-                allocation.exclude_nodes(self.job, nodes)
+            self._submit_successor()
         except SlurmError as error:
-            stopped = RunStopped(
-                f"{self.run.root.name} cannot requeue itself: {error}\n  Nothing is lost. With continue = "
-                f'"resubmit" in the profile a successor is submitted instead. Next: towline resume {self.run.root}'
-            )
+            stopped = RunStopped(f"{cannot}\n{error}\n  Nothing is lost. Next: towline resume {self.run.root}")
             self.run.write_state(status="stopped", ended=time.time(), fault=str(stopped))
             raise stopped from error
-        self.leave()
-        raise AssertionError("unreachable")
+        print(f'! {cannot}\n  Its successor {self.successor} goes on, as with continue = "resubmit".', flush=True)
+
+    def _submit_successor(self) -> None:
+        self.successor = allocation.submit_successor(own_script(), self.job)
+        self._exclude(self.successor)
+
+    def _exclude(self, job: str) -> None:
+        """To go on with a bad node is better than not to."""
+        if nodes := self.unreliable_nodes():
+            try:
+                allocation.exclude_nodes(job, nodes)
+            except SlurmError as error:
+                print(f"! job {job} may get {' '.join(nodes)} again, which failed twice: {error}", flush=True)
 
     def leave(self) -> None:
         """Does not return. Slurm takes this job away and knows why: a result of this process would be taken for the

@@ -20,7 +20,7 @@ ENVIRONMENT = {
     "SLURM_JOB_ID": "12",
     "SLURM_HET_SIZE": "2",
     "SLURM_JOB_NODELIST_HET_GROUP_0": "t1",
-    "SLURM_JOB_NODELIST_HET_GROUP_1": "g[1-2]",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "g2,n3",
     "SLURM_JOB_ID_HET_GROUP_0": "12",
     "SLURM_JOB_ID_HET_GROUP_1": "13",
 }
@@ -59,8 +59,8 @@ class World:
     def requeue(self, job: str) -> None:
         self.done.append(("requeue", job))
 
-    def successor(self, script: Path, after: str, exclude: Any = ()) -> str:
-        self.done.append(("successor", script.name, after, tuple(exclude)))
+    def successor(self, script: Path, after: str) -> str:
+        self.done.append(("successor", script.name, after))
         return "40"
 
     def exclude(self, job: str, nodes: Any) -> None:
@@ -226,7 +226,7 @@ def test_a_successor_is_there_before_the_run_begins_and_goes_on_after_it(run: Ru
     world.outcome = Outcome(status="stopped", next_step=2, why="limit")
     found = submitted(**{"continue": "resubmit"})
     assert found == {"status": "continued", "run": str(run.root), "job": "40"}
-    assert world.done == [("successor", "callable.sh", "12", ()), "supervised"]
+    assert world.done == [("successor", "callable.sh", "12"), "supervised"]
 
 
 @pytest.mark.parametrize("outcome", [Outcome(status="done", next_step=3), RunFault("x", checkpoint_kept=True)])
@@ -263,11 +263,30 @@ def test_a_fault_because_of_a_lost_node_goes_on(run: RunDirectory, world: World,
 
 
 def test_a_node_that_failed_twice_is_excluded_when_the_job_is_requeued(run: RunDirectory, world: World, submitted):
-    world.outcome, world.lost = RunFault("gone", checkpoint_kept=True), ("g2",)
+    # case G4-31
+    world.outcome, world.lost = RunFault("gone", checkpoint_kept=True), ("n3",)
     for _ in range(2):
         with pytest.raises(Ended):
             submitted()
-    assert world.done == ["supervised", ("requeue", "12"), "supervised", ("requeue", "12"), ("exclude", "12", ("g2",))]
+    assert world.done == ["supervised", ("requeue", "12"), "supervised", ("requeue", "12"), ("exclude", "12", ("n3",))]
+    # It is not tried for ever: neither of the two left a checkpoint.
+    with pytest.raises(RunStopped, match="2 attempts in a row ended without a new checkpoint"):
+        submitted()
+
+
+def test_where_a_node_cannot_be_excluded_the_run_goes_on_all_the_same(
+    run: RunDirectory, world: World, submitted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refuse(job: str, nodes: Any) -> None:
+        raise SlurmError("no answer")
+
+    monkeypatch.setattr(allocation, "exclude_nodes", refuse)
+    world.outcome, world.lost = RunFault("gone", checkpoint_kept=True), ("n3",)
+    for _ in range(2):
+        with pytest.raises(Ended):
+            submitted()
+    assert run.read_state()["status"] == "requeued"
+    assert "! job 12 may get n3 again, which failed twice: no answer" in capsys.readouterr().out
 
 
 def test_a_successor_is_submitted_without_the_node_that_failed_twice(run: RunDirectory, world: World, submitted):
@@ -281,7 +300,7 @@ def test_a_successor_is_submitted_without_the_node_that_failed_twice(run: RunDir
         (run.checkpoints / f"step-{number + 1:06d}" / "complete.json").write_text("{}")
     world.failed = ("g2",)
     submitted(**{"continue": "resubmit"})
-    assert world.done[0] == ("successor", "callable.sh", "12", ("g2",))
+    assert world.done[:2] == [("successor", "callable.sh", "12"), ("exclude", "40", ("g2",))]
 
 
 def test_a_third_attempt_in_vain_is_refused_before_anything_starts(run: RunDirectory, world: World, submitted):
@@ -309,14 +328,43 @@ def test_node_hours_bound_the_whole_run(run: RunDirectory, world: World, submitt
     assert reached.value.exit_code == 5
 
 
-def test_where_slurm_refuses_the_requeue_nothing_is_lost_and_the_way_on_is_said(
+def refuse_requeue(job: str) -> None:
+    raise SlurmError("`scontrol requeue 12` cannot be run: scontrol is not on PATH here")
+
+
+def test_where_slurm_refuses_the_requeue_a_successor_goes_on(
+    run: RunDirectory, world: World, submitted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    # case G4-17
+    monkeypatch.setattr(continuation, "requeue_leader", refuse_requeue)
+    world.outcome = Outcome(status="stopped", next_step=2, why="limit")
+    assert submitted() == {"status": "continued", "run": str(run.root), "job": "40"}
+    assert world.done == ["supervised", ("successor", "callable.sh", "12")]
+    assert (run.read_state()["status"], run.read_state()["job"]) == ("continued", "40")
+    assert [row["job"] for row in read_jsonl(run.submissions)] == ["12", "40"]
+    said = capsys.readouterr().out
+    assert "cannot requeue itself: `scontrol requeue 12` cannot be run: scontrol is not on PATH here" in said
+    assert "Its successor 40 goes on" in said
+
+
+def test_where_slurm_takes_no_successor_either_nothing_is_lost_and_the_way_on_is_said(
     run: RunDirectory, world: World, submitted, monkeypatch: pytest.MonkeyPatch
 ):
-    def refuse(job: str) -> None:
-        raise SlurmError("`scontrol requeue 12` cannot be run: scontrol is not on PATH here")
+    # case G4-17: the whole job in a container without Slurm's commands; the exit code is that of a kept checkpoint
+    def refuse(script: Path, after: str) -> str:
+        raise SlurmError("sbatch is not on PATH here")
 
-    monkeypatch.setattr(continuation, "requeue_leader", refuse)
+    monkeypatch.setattr(continuation, "requeue_leader", refuse_requeue)
+    monkeypatch.setattr(allocation, "submit_successor", refuse)
     world.outcome = Outcome(status="stopped", next_step=2, why="limit")
-    with pytest.raises(RunStopped, match=r"not on PATH here\n  Nothing is lost.*towline resume"):
+    with pytest.raises(RunStopped, match=r"sbatch is not on PATH here\n  Nothing is lost. Next: towline resume") as end:
         submitted()
+    assert end.value.exit_code == 3
     assert run.read_state()["status"] == "stopped"
+
+
+def test_what_submitit_carries_has_a_checkpoint(run: RunDirectory):
+    # case G4-15: a signal that comes before the supervisor listens starts the same attempt again
+    step = BatchStep(str(run.root), 1, is_smoke=True)
+    delayed = step.checkpoint()
+    assert (delayed.function, delayed.args, delayed.kwargs) == (step, (), {})
