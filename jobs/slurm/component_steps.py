@@ -20,6 +20,8 @@ from towline.jobs.slurm.environment import HetSlurmJobEnvironment, marker
 from towline.storage.errors import SlurmError
 
 POLL_S = 0.2
+_CPUS_OF_THE_LEADER = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+"""Some versions of srun take them over, for any component, and stop where they differ."""
 CHECKPOINT_S = 20.0
 """A component that has not written its checkpoint by then starts from its last one."""
 END_S = 10.0
@@ -32,7 +34,7 @@ class Component:
     name: str
     num_tasks: int
     cpus_per_task: str | None = None
-    """srun does not take it over from the job since Slurm 22.05."""
+    """Not every version of srun takes it over from the job: not from 22.05 on."""
 
 
 @dataclass(kw_only=True)
@@ -74,8 +76,11 @@ class ComponentSteps:
         logs = self._logs(number)
         options += [f"--output={logs}.out", f"--error={logs}.err", "--open-mode=append"]
         words = f"exec srun {shlex.join(options)} {self.command} {number}"
+        environment = {variable: value for variable, value in os.environ.items() if variable not in _CPUS_OF_THE_LEADER}
         # Out of our process group, so that whatever signals the group leaves the step to us.
-        return subprocess.Popen(["bash", "-c", words], stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(
+            ["bash", "-c", words], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
 
     def _watch(self) -> None:
         """Until all have ended well, or one has not."""

@@ -29,6 +29,7 @@ for option in "$@"; do
     echo "$option" >> "$CALLS/options"
     shift
 done
+env | grep CPUS_PER_TASK >> "$CALLS/cpus"
 trap 'kill -USR2 "${ranks[@]}"' USR2
 trap 'kill -KILL "${ranks[@]}"; exit 130' INT
 for rank in $(seq 0 $((tasks - 1))); do
@@ -68,7 +69,9 @@ class Slow:
     def __call__(self) -> int:
         if self.start == 0:
             job = submitit.JobEnvironment()
-            Path(f"{self.running}{job.job_id}_{job.global_rank}").touch()
+            pid = Path(f"{self.running}{job.job_id}_{job.global_rank}.pid")
+            pid.write_text(str(os.getpid()))
+            pid.rename(pid.with_suffix(""))
             time.sleep(60)
         return self.start
 
@@ -91,6 +94,8 @@ class BatchStep:
             "PATH": f"{self.folder}:{os.environ['PATH']}",
             "CALLS": str(self.folder),
             "SLURM_JOB_ID": "12",
+            "SLURM_CPUS_PER_TASK": "16",
+            "SRUN_CPUS_PER_TASK": "8",
             "SLURM_RESTART_COUNT": str(restarts),
         }
         command = [sys.executable, "-m", "towline.jobs.slurm.batch_entry", str(self.folder)]
@@ -136,6 +141,10 @@ def test_every_rank_of_every_component_has_a_result(batch_step: BatchStep) -> No
     options = (batch_step.folder / "options").read_text().splitlines()
     assert {"--het-group=0", "--het-group=1", "--ntasks=2", "--cpus-per-task=3", "--kill-on-bad-exit=1"} <= set(options)
     assert f"--output={batch_step.folder}/12+1_%t_log.out" in options
+    # case G4-12: of another component's number, or of two, nothing is left
+    assert (batch_step.folder / "cpus").read_text() == ""
+    # case G4-17
+    assert "--open-mode=append" in options
 
 
 def test_one_component_is_a_step_of_an_ordinary_job(batch_step: BatchStep) -> None:
@@ -164,5 +173,19 @@ def test_a_signal_to_the_batch_step_checkpoints_all_components(batch_step: Batch
     assert step.wait(30) != 0
     assert (batch_step.folder / "asked").read_text() == "requeue 12\n"
     assert not (batch_step.folder / "12_0_result.pkl").exists()
+    assert batch_step.start(functions, restarts=1).wait(30) == 0
+    assert batch_step.result("12+0_0") == batch_step.result("12+1_1") == ("success", 1)
+
+
+def test_a_signal_that_only_the_steps_received_reaches_the_batch_step(batch_step: BatchStep) -> None:
+    # case G4-14: `--signal=USR2@120` without B: is not for the batch step, which alone can requeue
+    functions = {"trainer": Slow(batch_step.folder / "running"), "rollout": Slow(batch_step.folder / "running")}
+    step = batch_step.start(functions)
+    ranks = ["running12+0_0", "running12+0_1", "running12+1_0", "running12+1_1"]
+    batch_step.wait_for(*ranks)
+    for rank in ranks:
+        os.kill(int((batch_step.folder / rank).read_text()), signal.SIGUSR2)
+    assert step.wait(30) != 0
+    assert (batch_step.folder / "asked").read_text() == "requeue 12\n"
     assert batch_step.start(functions, restarts=1).wait(30) == 0
     assert batch_step.result("12+0_0") == batch_step.result("12+1_1") == ("success", 1)
