@@ -16,7 +16,10 @@ from pathlib import Path
 
 from towline.storage.run_directory import RunDirectory
 
-_CACHES = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME")
+_CACHES = (
+    *("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"),
+    *("FLASHINFER_WORKSPACE_BASE", "TILELANG_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME"),
+)
 """Compilers write them with locks that shared file systems break, and the home folder may be full or read-only."""
 CLEAR = "clear"
 """In place of a module: remove what the job left on the node's disk."""

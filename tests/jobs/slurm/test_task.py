@@ -1,5 +1,6 @@
 """What a process finds on its node before its role is imported."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.jobs.slurm.task import choose_gpus, hide_mpi, node_local_folder, stage, use_caches
+from towline.jobs.slurm.task import _CACHES, choose_gpus, hide_mpi, node_local_folder, stage, use_caches
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,36 @@ def test_caches_lie_on_the_node_in_a_folder_of_the_job(tmp_path: Path, monkeypat
     assert Path(environment["TORCH_EXTENSIONS_DIR"]).is_relative_to(folder)
 
 
+@pytest.mark.parametrize("name", [*_CACHES, "TMPDIR"])
+def test_every_cache_of_a_compiler_is_the_jobs_and_the_nodes(name: str, tmp_path: Path):
+    # case G4-24: HOME is NFS without a free byte
+    environment = {"TOWLINE_NODE_LOCAL": str(tmp_path), "TOWLINE_JOB": "77", "HOME": "/nfs/full"}
+    use_caches(node_local_folder(environment), environment)
+    place = Path(environment[name])
+    assert place.is_relative_to(tmp_path)
+    assert "77" in place.relative_to(tmp_path).parts[0]
+    assert environment["HOME"] == "/nfs/full"
+
+
+def test_a_process_starts_without_a_home_and_finds_the_hub_where_the_profile_says(tmp_path: Path):
+    # case G4-24: nobody, not even root, can write below /dev/null
+    (tmp_path / "role.py").write_text(
+        "import json, os, pathlib\n"
+        "for name in ('TRITON_CACHE_DIR', 'XDG_CACHE_HOME'):\n"
+        "    pathlib.Path(os.environ[name], 'kernel').mkdir(parents=True)\n"
+        "print(json.dumps([os.environ[name] for name in ('HOME', 'HF_HOME', 'TRITON_CACHE_DIR')]))\n"
+    )
+    (tmp_path / "node").mkdir()
+    variables = {"TOWLINE_MPI": "none", "TOWLINE_JOB": "77", "TOWLINE_NODE_LOCAL": str(tmp_path / "node")}
+    environment = {**variables, "PYTHONPATH": str(tmp_path), "HOME": "/dev/null/home", "HF_HOME": "/shared/hub"}
+    command = [sys.executable, "-m", "towline.jobs.slurm.task", "role"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    home, hub, triton = json.loads(done.stdout)
+    assert (home, hub) == ("/dev/null/home", "/shared/hub")
+    assert Path(triton).is_relative_to(tmp_path / "node")
+
+
 def test_a_variable_that_the_node_does_not_have_means_tmp(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("NO_SUCH_VARIABLE", raising=False)
     folder = node_local_folder({"TOWLINE_NODE_LOCAL": "$NO_SUCH_VARIABLE", "TOWLINE_JOB": "test-of-the-task"})
@@ -73,9 +104,14 @@ def test_the_model_is_copied_once_whoever_comes_first(tmp_path: Path):
 
 
 def test_signals_for_the_batch_step_do_not_end_a_process_that_still_imports(tmp_path: Path):
-    (tmp_path / "role.py").write_text("import os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR2)\nprint(sys.argv)\n")
-    command = [sys.executable, "-m", "towline.jobs.slurm.task", "role", "a b", "3"]
+    (tmp_path / "role.py").write_text(
+        "import json, os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR2)\nprint(json.dumps(sys.argv[1:]))\n"
+    )
+    # case G4-20
+    arguments = ["a b", "it's", 'x"y', "$HOME", "r(1)", "50%x", ""]
+    command = [sys.executable, "-m", "towline.jobs.slurm.task", "role", *arguments]
     variables = {"TOWLINE_MPI": "none", "TOWLINE_JOB": "1", "TOWLINE_NODE_LOCAL": str(tmp_path)}
     environment = {"PYTHONPATH": str(tmp_path), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip().endswith("role.py', 'a b', '3']"), done.stderr
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == arguments
