@@ -63,7 +63,8 @@ def _checked(world: World, expected: int) -> World:
     if world.size != expected:
         raise TowlineError(
             f"MPI: {expected} tasks were started, but each sees a world of {world.size}. The launcher and the MPI "
-            "library do not fit together; on Slurm set mpi in the profile to one of `srun --mpi=list`, or to none."
+            "library do not fit together; on Slurm set mpi in the profile to one of `srun --mpi=list`, as a rule pmix "
+            "or pmi2, or to none."
         )
     return world
 

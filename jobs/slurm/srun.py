@@ -47,7 +47,9 @@ class SrunLauncher:
         self.lost: list[str] = []
         """Nodes that went down while the job ran."""
         self._job = os.environ["SLURM_JOB_ID"]
-        self._leader = Place(nodes=groups["trainer"].nodes[:1], per_node=1, het_group=groups["trainer"].het_group,
+        # This host; Slurm's lists are sorted, and the batch step need not be on their first node.
+        here = os.environ.get("SLURMD_NODENAME", groups["trainer"].nodes[0])
+        self._leader = Place(nodes=(here,), per_node=1, het_group=groups["trainer"].het_group,
                              options=groups["trainer"].options)  # fmt: skip
 
     @property

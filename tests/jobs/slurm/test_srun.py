@@ -79,6 +79,7 @@ def start(launcher: SrunLauncher, wanted: ProcessSpec, said: Path) -> tuple[list
 
 
 def test_the_trainer_is_one_step_over_its_own_nodes(tmp_path: Path, said: Path):
+    # case G4-12: --cpus-per-task in words
     launcher = SrunLauncher(profile(mpi="pmix_v4"), GROUPS, tmp_path / "code")
     words, environment = start(launcher, spec(tmp_path, "trainer", group="trainer", num_tasks=8), said)
     assert words == [
@@ -107,10 +108,19 @@ def test_an_engine_is_a_step_of_its_own_on_a_named_node_without_mpi(tmp_path: Pa
 
 def test_no_variable_of_the_job_or_of_another_component_reaches_a_step(tmp_path: Path, said: Path):
     _, environment = start(SrunLauncher(profile(), GROUPS), spec(tmp_path, "rollout.0", group="rollout"), said)
+    # cases G4-10, G4-11, G4-12
     kept = {name for name in environment if name.startswith("SLURM_")}
     assert kept == {"SLURM_JOB_ID", "SLURM_CONF"}
     assert not {"SRUN_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "PMIX_RANK", "RANK", "MASTER_PORT"} & environment.keys()
     assert environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_arguments_reach_srun_unchanged(tmp_path: Path, said: Path):
+    # case G4-20
+    arguments = ("a b", "it's", 'x"y', "$HOME", "r(1)", "50%x", "")
+    wanted = spec(tmp_path, "rollout.0", group="rollout", arguments=arguments)
+    words, _ = start(SrunLauncher(profile(), GROUPS), wanted, said)
+    assert tuple(words[-len(arguments) :]) == arguments
 
 
 def test_a_scorer_without_a_group_runs_beside_the_supervisor_without_the_trainers_gpus(tmp_path: Path, said: Path):
@@ -120,12 +130,14 @@ def test_a_scorer_without_a_group_runs_beside_the_supervisor_without_the_trainer
 
 
 def test_a_container_goes_between_srun_and_python(tmp_path: Path, said: Path):
-    software = {"image": "/my images/t.sif", "run": "apptainer exec --nv {image}", "env": {"NCCL_IB_HCA": "mlx5_0"}}
+    # case G4-24: HF_HOME is the profile's
+    env = {"NCCL_IB_HCA": "mlx5_0", "HF_HOME": "/shared/hub"}
+    software = {"image": "/my images/t.sif", "run": "apptainer exec --nv {image}", "env": env}
     launcher = SrunLauncher(profile(software=software), GROUPS)
     words, environment = start(launcher, spec(tmp_path, "rollout.0", group="rollout"), said)
     at = words.index("apptainer")
     assert words[at : at + 7] == ["apptainer", "exec", "--nv", "/my images/t.sif", "python3", "-P", "-u"]
-    assert environment["NCCL_IB_HCA"] == "mlx5_0"
+    assert env.items() <= environment.items()
     command = launcher.store_command().command
     assert command[0] == "srun"
     assert command[-7:] == ("--nv", "/my images/t.sif", "python3", "-P", "-u", "-m", "towline.jobs.store_process")
@@ -140,9 +152,20 @@ def test_the_interface_of_the_profile_is_used_for_everything(tmp_path: Path, sai
 
 def test_the_store_listens_on_this_host_wherever_rank_0_runs(said: Path):
     """Slurm may sort the node list, or give rank 0 to another node: nobody is asked where rank 0 is."""
+    # case G4-04
     assert address_of(None) == socket.gethostbyname(socket.gethostname())
     with pytest.raises(InputError, match=r"interface ib7 of the profile has no IPv4 address .* which has .*lo"):
         address_of("ib7")
+
+
+@pytest.mark.parametrize("host", ["t1", "t2"])
+def test_the_store_is_started_on_the_host_whose_address_is_given_out(
+    host: str, said: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # case G4-04
+    monkeypatch.setenv("SLURMD_NODENAME", host)
+    options = SrunLauncher(profile(), GROUPS).store_command().command
+    assert {f"--nodelist={host}", "--nodes=1", "--ntasks=1"} <= set(options)
 
 
 def test_weights_go_over_nccl_where_every_process_has_gpus_of_its_own(said: Path):
