@@ -1,15 +1,18 @@
 """The control store, its process, its clients and the heartbeats in it: what is believed, and how its death shows."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +318,29 @@ def test_the_signals_of_a_preemption_leave_the_store_alive(tmp_path: Path):
     assert handle.get("after") == 1
     handle.close()
     assert handle.poll() == 0
+
+
+def test_no_two_jobs_of_a_node_have_the_same_port(tmp_path: Path):
+    """Whatever their ids: the kernel gives each store a port that nobody has, and it listens there from then on. There
+    is no moment at which another process, or an outgoing connection, could take it."""
+    # case G4-21: by id % 16384 + 49152 the first two would be the same, by the last four digits the others
+    usual = LocalLauncher().store_command()
+
+    def start(job: str) -> StoreHandle:
+        command = dataclasses.replace(usual, environment={**usual.environment, "SLURM_JOB_ID": job})
+        return StoreHandle(KEY, 0, tmp_path / f"{job}.log", command)
+
+    with ThreadPoolExecutor() as threads:
+        handles = list(threads.map(start, ("1000", "17384", "120001", "130001")))
+    try:
+        ports = {int(handle.address.rpartition(":")[2]) for handle in handles}
+        assert len(ports) == 4
+        for port in ports:
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+    finally:
+        for handle in handles:
+            handle.close()
 
 
 def test_a_store_that_cannot_start_is_an_error_at_once_and_leaves_no_process(

@@ -113,6 +113,9 @@ def test_while_the_controller_is_away_its_last_answer_holds(clock: Clock):
 @pytest.mark.parametrize(
     ("left_s", "measured", "stops"),
     [
+        # case G4-14: USR2@120 comes 120 to 180 s before the limit, and a checkpoint takes 90 s
+        (120.0, False, True),
+        (120.0, True, True),
         (180.0, False, True),  # nothing was measured yet: what Slurm was asked for is all there is
         (180.0, True, False),  # up to a minute too early; a checkpoint of 90 s still has time
         (144.0, True, True),  # 1.5 * 90 + 10 s are needed

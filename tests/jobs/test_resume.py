@@ -82,6 +82,18 @@ def test_rows_of_steps_that_are_trained_again_are_kept_elsewhere(run, make_exper
     assert told == ["going on from checkpoint 2; steps trained again after it: 1"]
 
 
+def test_a_checkpoint_that_was_cut_short_is_passed_over_and_what_that_costs_is_told(run, make_experiment, told):
+    # case G4-18: killed while checkpoint 20 was written, and started again by Slurm
+    run.metrics.write_text("".join(json.dumps({"step": step, "version": step + 1}) + "\n" for step in range(20)))
+    keep_checkpoint(run, 10)
+    half = checkpoint_path(run.checkpoints, 20)
+    half.mkdir()
+    (half / "weights").write_bytes(b"half of them")
+    assert resume(run, make_experiment, told) == 10
+    assert told == ["going on from checkpoint 10; steps trained again after it: 10"]
+    assert [row["step"] for row in read_jsonl(run.metrics)] == [*range(10)]
+
+
 def test_nothing_is_superseded_where_the_checkpoint_is_the_newest(run, make_experiment, told):
     keep_checkpoint(run, 3)
     before = run.metrics.read_bytes(), run.evaluations.read_bytes()

@@ -3,8 +3,10 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -278,6 +280,43 @@ def test_result_and_traceback_come_back(tmp_path: Path, command: Callable[[str, 
     (tmp_path / "it's mine/12_0_result.pkl").unlink()
     with pytest.raises(FailedJobError, match=r"in fail\n(.*\n)*ValueError: raised in the job"):
         executor.submit(fail).result()
+
+
+class Waits:
+    """Until it is told to checkpoint."""
+
+    def __init__(self, running: Path) -> None:
+        self.running = running
+
+    def __call__(self) -> None:
+        self.running.touch()
+        time.sleep(60)
+
+    def checkpoint(self) -> DelayedSubmission:
+        return DelayedSubmission(echo, "gone on", last=1)
+
+
+def test_the_batch_shell_passes_its_signal_on_and_logs_are_appended(
+    tmp_path: Path, command: Callable[[str, str], Path]
+) -> None:
+    # case G4-14: `B:` signals the shell alone, whose place Python has taken. Case G4-17: --open-mode
+    command("scontrol", 'echo "$@" > "$CALLS/asked"')
+    setup = [f"export PYTHONPATH={Path(__file__).parent}${{PYTHONPATH:+:$PYTHONPATH}}"]
+    executor = HetSlurmExecutor(tmp_path / "run", {"all": {"time": 60}}, setup=setup)
+    script = executor.prepare(Waits(tmp_path / "running"))
+    assert {"#SBATCH --open-mode=append", "#SBATCH --signal=B:USR2@90"} <= set(script.read_text().splitlines())
+    with subprocess.Popen(
+        ["bash", script], env=os.environ | {"SLURM_JOB_ID": "12"}, stderr=subprocess.DEVNULL
+    ) as shell:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "running").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        shell.send_signal(signal.SIGUSR2)
+        shell.wait(30)
+    assert (tmp_path / "asked").read_text() == "requeue 12\n"
+    subprocess.run(["bash", script], env=os.environ | {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}, check=True)
+    assert HetSlurmJob(tmp_path / "run", "12").result() == ("gone on", 1)
 
 
 def test_a_job_that_died_says_which_component_how_and_where(

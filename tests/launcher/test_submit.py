@@ -154,8 +154,10 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(
 
 
 def test_from_python_a_job_comes_back(project, cluster: Path, sbatch: Path) -> None:
+    # case G4-15: no warning, which would be an error here: what is sent has a checkpoint
     job = submit_experiment(project.file, cluster=str(cluster), overrides=("run.name=first",))
     assert job.job_id == "481516"
+    assert hasattr(job.submission().function, "checkpoint")
 
 
 def test_a_refusal_leaves_the_name_free_for_the_next_try(project, cluster: Path, slurm: FakeSlurm) -> None:
