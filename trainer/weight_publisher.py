@@ -98,6 +98,8 @@ class _Stream:
         flat = torch.zeros(bucket.num_bytes, dtype=torch.uint8)
         for slot, tensor in zip(bucket.slots, tensors, strict=True):
             meta = self._header.tensors[slot.index]
+            # What fits by broadcasting, or is a shard, is not the weight.
+            assert tuple(tensor.shape) == meta.shape, f"{meta.name} has shape {tuple(tensor.shape)}, not {meta.shape}"
             place = flat[slot.start : slot.stop].view(getattr(torch, meta.dtype)).view(meta.shape)
             place.copy_(tensor)
         self._start(flat, is_hashed=True)

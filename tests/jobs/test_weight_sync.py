@@ -449,6 +449,7 @@ def test_an_engine_that_ends_while_it_joins_holds_nobody_up_for_long(fleet: Flee
 
 def test_the_gathers_are_walked_though_the_group_does_not_form(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     """The other ranks are on their way through them, and would hang there."""
+    # case G6-09
     from towline.jobs import weight_sync
 
     forming = [0]

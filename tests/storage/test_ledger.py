@@ -306,7 +306,7 @@ ledger.seal_shard(final, shard.groups, shard.origin)
 
 @pytest.mark.parametrize("moment", ["during the write", "before publication", "after publication"])
 def test_a_writer_killed_at_any_moment_leaves_a_whole_shard_or_none(tmp_path: Path, moment: str) -> None:
-    # cases G5-01, -05, -06
+    # cases G5-01, G5-05, G5-06
     rollouts = tmp_path / "rollouts"
     earlier = rollouts / f"{ChunkId(step=0, wave=0, chunk=0)}.h5"
     final = rollouts / f"{ChunkId(step=0, wave=0, chunk=1)}.h5"

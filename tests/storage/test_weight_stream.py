@@ -45,6 +45,9 @@ def test_a_tensor_that_does_not_fit_begins_the_next_bucket_whole() -> None:
 
 
 def test_a_tensor_that_fits_exactly_closes_its_bucket() -> None:
+    # case G6-08: (8, 4) of 2 bytes each are 64, by the full shape
+    full = [tensor(str(number), 8, 4, dtype="bfloat16") for number in range(3)]
+    assert layout(*full) == [([(0, 0, 64)], 64), ([(1, 0, 64)], 64), ([(2, 0, 64)], 64)]
     assert layout(tensor("a", 16), tensor("b", 1)) == [([(0, 0, 64)], 64), ([(1, 0, 4)], 16)]
     # 60 bytes and 4 make 64, but the second would begin at 64
     assert layout(tensor("a", 15), tensor("b", 1)) == [([(0, 0, 60)], 64), ([(1, 0, 4)], 16)]

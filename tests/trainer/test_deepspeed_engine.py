@@ -552,6 +552,7 @@ def test_a_perturbation_leaves_no_trace_in_the_training_after_it(found, stage):
 @pytest.mark.parametrize("model", ["tied", "untied"])
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_gathered_weights_are_those_of_the_model_folder(found, models, model, stage):
+    # case G6-08: of full shape, under ZeRO-3 too, where a rank holds shards
     name = f"tensors-{model}-zero{stage}"
     state = {f"weight/{key}": value.detach().numpy() for key, value in models[model].named_parameters()}
     assert_same_bits(found.arrays(name), state)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from towline.trainer.kl import kl_k1, kl_k3_unbiased
-from towline.trainer.losses import engine_correction, policy_loss, sequence_ratio
+from towline.trainer.losses import engine_correction, mismatch, policy_loss, sequence_ratio
 from towline.trainer.normaliser import loss_totals, token_weights
 
 LENGTHS = (3, 1, 4, 2)
@@ -126,6 +126,16 @@ def test_engine_correction_by_hand():
     # weights 1, 5, 0.75, 18
     assert engine_correction(old, rollout, low=None, high=2.0).tolist() == pytest.approx([1, 2, 0.75, 2])
     assert engine_correction(old, rollout, low=0.8, high=6.0).tolist() == pytest.approx([1, 5, 0, 0])
+
+
+def test_a_single_token_that_the_engine_found_unlikely_is_bounded_and_reported():
+    # case G6-17: exp(5.8) = 330.2996
+    trainer, engine = torch.tensor([-0.1, -0.2, -0.1]), torch.tensor([-0.1, -6.0, -0.1])
+    assert engine_correction(trainer, engine, low=None, high=1e9).tolist() == pytest.approx([1, 330.2996, 1], rel=1e-6)
+    assert engine_correction(trainer, engine, low=None, high=2.0).tolist() == [1, 2, 1]
+    assert (trainer - engine).sum().item() == pytest.approx(5.8)
+    total, largest = mismatch(trainer, engine, torch.ones(3, dtype=torch.bool))
+    assert (total.item(), largest.item()) == pytest.approx((330.2996 - 1 - 5.8, 5.8), rel=1e-6)
 
 
 @pytest.mark.parametrize("low", [None, 0.5])

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from towline.rollout.receive_stream import receive_stream
 from towline.rollout.transfer_group import Membership, TransferGroup
 from towline.storage.errors import TransferError
 from towline.storage.weight_stream import BUCKET_BYTES, TensorMeta
-from towline.trainer.weight_publisher import publish_weights
+from towline.trainer.weight_publisher import publish_weights, weights_digest
 
 WORKER = Path(__file__).parent / "weight_receiver_worker.py"
 LARGE = BUCKET_BYTES // 4 + 1000
@@ -111,6 +112,65 @@ def test_weights_are_rounded_to_the_wire_and_no_further(store, held, wire):
         assert torch.equal(tensor, engine.weights[name].to(getattr(torch, wire))), name
 
 
+def test_weights_are_rounded_once_to_the_nearest(store):
+    # case G6-10: bfloat16 has 7 bits behind the point, and numbers without exponent down to 2**-133
+    engine = FakeEngine({"w": torch.tensor([1.0009765625, -3e38, 1e-40, 1.00390625, 1.01171875])})
+    with both_ends(store, "nearest") as receive:
+        received = receive(1)
+        digest = publish_weights(engine, 1, sender=join(store, "nearest", 0), wire_dtype="bfloat16", timeout_s=60)
+        ((_, ((_, tensor),), received_digest),) = received.result()
+    assert tensor.dtype == torch.bfloat16
+    # ties, 1 + 2**-8 and 1 + 3 * 2**-8, go to the even neighbour
+    assert tensor.double().tolist() == [1.0, -226.0 * 2**120, 2.0**-133, 1.0, 1.015625]
+    assert received_digest == digest
+
+
+@pytest.mark.parametrize("shape", [(0,), (4,), (1, 4), (32,), (4, 8)])
+def test_a_shard_or_a_tensor_of_another_shape_is_not_sent(shape):
+    # cases G6-08, G6-10: (4,) and (1, 4) would be broadcast to what the header says
+    class OtherShape(FakeEngine):
+        def tensors(self):
+            return [TensorMeta(name="w", dtype="bfloat16", shape=(8, 4))]
+
+    engine = OtherShape({"w": torch.zeros(shape, dtype=torch.bfloat16)})
+    with pytest.raises(AssertionError, match=r"w has shape .*, not \(8, 4\)"):
+        weights_digest(engine, 1, wire_dtype="bfloat16", is_first_rank=True)
+
+
+class SlowSender:
+    device = torch.device("cpu")
+
+    def broadcast(self, tensor):
+        time.sleep(0.05)
+
+    def finish(self, work, deadline, on_wait):
+        time.sleep(0.05)
+
+
+def test_every_rank_enters_every_gather_however_slow_the_sender_is(store):
+    # case G6-09: each gather is a collective of two ranks, and one of them sends
+    def publish(rank):
+        members = dist.PrefixStore("gathers", dist.TCPStore("127.0.0.1", store.port, is_master=False))
+        group = dist.ProcessGroupGloo(members, rank, 2, timedelta(seconds=30))
+
+        class Rank(FakeEngine):
+            @contextlib.contextmanager
+            def gathered(self, indices):
+                group.barrier().wait()
+                with super().gathered(indices) as tensors:
+                    yield tensors
+                group.barrier().wait()
+
+        engine = Rank(large_weights(3))
+        publish_weights(engine, 1, sender=SlowSender() if rank == 0 else None, wire_dtype="bfloat16", timeout_s=60)
+        return engine.walked
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(max_workers=2) as ranks:
+        assert list(ranks.map(publish, (0, 1))) == [[0, 1, 2], [0, 1, 2]]
+    assert time.monotonic() - began < 30
+
+
 def test_a_tensor_larger_than_a_bucket_arrives(store):
     weights = {"first": torch.arange(10.0), "large": torch.arange(float(LARGE)), "last": torch.arange(3.0)}
     engine = FakeEngine(weights)
@@ -140,6 +200,7 @@ def test_a_group_carries_several_versions_and_their_digests_differ(store):
 
 
 def test_a_rank_without_a_sender_walks_the_same_gathers():
+    # case G6-09
     engine = FakeEngine(large_weights(2))
     assert publish_weights(engine, 1, sender=None, wire_dtype="float32", timeout_s=1) == ""
     assert engine.walked == [0, 1]
