@@ -430,3 +430,16 @@ def test_one_flipped_bit_shows_in_the_digest_and_the_stream_can_be_sent_again(
     synced.update(before + 1)
     new, old = twin.probe(before + 1), twin.probe(before)
     Probe(is_float32=True).judge(before + 1, [engine.score(PROBE)], new, old)
+
+
+def test_weights_of_another_shape_are_an_error(
+    engine: VllmEngine, twin: Twin, publication: Publication, monkeypatch: pytest.MonkeyPatch
+):
+    """Last of all: a model that was loaded in part serves nobody."""
+    # case G6-10: a vector of one number would fit by broadcasting
+    other = [(name, torch.nn.Parameter(it[:1].detach()) if it.ndim == 1 else it) for name, it in twin._sent()]
+    monkeypatch.setattr(twin, "_sent", lambda: other)
+    sent, received = publication.send(engine.version + 1)
+    assert sent == received
+    with pytest.raises(AssertionError, match=r"load weight \(torch.Size\(\[1\]\)\) into parameter"):
+        engine.apply(engine.version + 1)
