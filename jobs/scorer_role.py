@@ -53,16 +53,8 @@ def score_chunk(role: Role, work: Workload, chunk: ChunkId, grader: Grader) -> N
     path = work.path(chunk)
     shard = read_shard(path)
     if not _has_scores(role, path, shard.digest, grader):
-        began = time.time()
-        where = f"{work.name} {chunk}, "
-        scores = grader.score(shard.groups, on_progress=lambda done, total: role.heartbeat.beat(), where=where)
-        sheet = ScoreSheet(
-            scores=tuple(scores),
-            weights=grader.weights,
-            code_hash=grader.code_hash,
-            shard_digest=shard.digest,
-            began=began,
-            ended=time.time(),
+        sheet = grader.sheet(
+            shard, on_progress=lambda done, total: role.heartbeat.beat(), where=f"{work.name} {chunk}, "
         )
         with contextlib.suppress(FileExistsError):  # by a scorer that was taken for dead; the same code gave the same
             seal_scores(path, sheet)

@@ -1,5 +1,6 @@
 """The whole reward of sampled groups: functions of the text in killable workers, and the parts that count tokens."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from towline.rollout.rewards.token_penalty import TokenPenalty
 from towline.rollout.score_call import OnProgress
 from towline.rollout.score_timings import ScoreTimings
 from towline.rollout.scoring import DEFAULT_MEMORY_GIB, ScoringPool
+from towline.storage.ledger import ScoreSheet, Shard
 from towline.storage.records import RolloutGroup, Score
 
 if TYPE_CHECKING:
@@ -83,6 +85,19 @@ class Grader:
                 for score, (_, _, completion) in zip(scores, members, strict=True)
             ]
         return scores
+
+    def sheet(self, shard: Shard, on_progress: OnProgress | None = None, where: str = "") -> ScoreSheet:
+        """The scores of a shard with what gave them, to be sealed beside it; arguments are those of `score`."""
+        began = time.time()
+        scores = self.score(shard.groups, on_progress, where)
+        return ScoreSheet(
+            scores=tuple(scores),
+            weights=dict(self.weights),
+            code_hash=self.code_hash,
+            shard_digest=shard.digest,
+            began=began,
+            ended=time.time(),
+        )
 
     def close(self) -> None:
         """End the workers. Safe to call twice."""

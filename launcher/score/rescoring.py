@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -75,16 +74,7 @@ class Rescoring:
         if (kept := self._kept(path, shard)) is not None:
             self.num_kept += 1
             return kept
-        began = time.time()
-        scores = self._grader.score(shard.groups, lambda done, total: on_progress(done / max(1, total)))
-        sheet = ScoreSheet(
-            scores=tuple(scores),
-            weights=dict(self._grader.weights),
-            code_hash=self._grader.code_hash,
-            shard_digest=shard.digest,
-            began=began,
-            ended=time.time(),
-        )
+        sheet = self._grader.sheet(shard, lambda done, total: on_progress(done / max(1, total)))
         self._seal(path, sheet)
         self.num_scored += 1
         return sheet
