@@ -25,7 +25,8 @@ def score(what: str | None, roots: Sequence[Path], options: ScoreOptions) -> int
         roots: folders in which runs are made.
 
     Returns:
-        0; 1 where no completion could be scored, or a file of the run is damaged.
+        0; 1 where more completions than scoring.max_failed allows, or all, could not be scored, or a file of the run
+        is damaged.
     """
     if what is not None and (what == STDIN or Path(what).is_file() or Path(what).suffix in FILE_SUFFIXES):
         return score_file(what, options)

@@ -48,7 +48,7 @@ def score_file(source: str, options: ScoreOptions) -> int:
     report.show(console)
     if options.output is not None:
         say(console, f"written   {shown(options.output)}")
-    return exit_code(report.num_failed, report.num_completions)
+    return exit_code(console, report.num_failed, report.num_completions, rewards.scoring.max_failed)
 
 
 def _rewards(source: str, options: ScoreOptions) -> Rewards:

@@ -74,11 +74,6 @@ def _refuse_impossible_penalties(rewards: Rewards, max_tokens: int | None) -> No
             )
 
 
-def exit_code(num_failed: int, num_completions: int) -> int:
-    """1 where nothing at all could be scored."""
-    return 1 if num_failed == num_completions > 0 else 0
-
-
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """`towline score … | head` is no failure; the command knows what to do."""
@@ -94,3 +89,23 @@ def open_console() -> Console:
 
 def say(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, markup=False)
+
+
+def exit_code(console: Console, num_failed: int, num_completions: int, max_failed: float) -> int:
+    """1, and say why, where no completion or too few of them could be scored; else 0.
+
+    Args:
+        max_failed: scoring.max_failed of the rewards, here the share of all completions.
+    """
+    share = num_failed / num_completions if num_completions else 0.0
+    if num_failed == num_completions > 0:
+        say(console, "FAILED    no completion could be scored")
+    elif share > max_failed:
+        say(
+            console,
+            f"FAILED    {share:.2%} of the completions could not be scored, and scoring.max_failed allows "
+            f"{100 * max_failed:g}%",
+        )
+    else:
+        return 0
+    return 1

@@ -37,4 +37,5 @@ def score_run(run: RunDirectory, options: ScoreOptions) -> int:
     say(console, f"written   rollouts/*/*/chunk-*.scores-{name}.h5; the scores that were trained on are as they were")
     for damage in rescoring.damage:
         say(console, f"DAMAGED   {damage}")
-    return 1 if rescoring.damage else exit_code(report.num_failed, report.num_completions)
+    failed = exit_code(console, report.num_failed, report.num_completions, rewards.scoring.max_failed)
+    return 1 if rescoring.damage else failed

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from towline.jobs.experiment import ExperimentConfig
 from towline.launcher.score.completion_lines import Line
-from towline.launcher.score.options import ScoreOptions, exit_code, open_console, open_grader, say
+from towline.launcher.score.options import ScoreOptions, open_console, open_grader, say
 from towline.launcher.score.report import NONE, excerpt, seconds_text
 from towline.launcher.score.rescoring import place, sealed_shards
 from towline.launcher.score.reward_file import Rewards
@@ -125,7 +125,7 @@ def try_rewards(
     say(console, f"pace      {seconds_text(pace_s)} a completion: {what}, {num_completions:,}, would take "
                  f"{f'about {duration(whole_s)}' if whole_s >= 1 else 'less than a second'} with {options.num_workers} "
                  f"worker{'' if options.num_workers == 1 else 's'}")  # fmt: skip
-    return exit_code(num_failed, len(scores))
+    return 1 if num_failed == len(scores) else 0
 
 
 def _verdict_lines(candidate: Candidate, score: Score) -> Iterator[str]:

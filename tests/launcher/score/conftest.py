@@ -32,6 +32,7 @@ weight = 0.5
 
 [scoring]
 limit_s = 0.5
+max_failed = 1.0
 """
 
 

@@ -146,6 +146,27 @@ def test_an_output_that_exists_stays_as_it_is(desk) -> None:
 def test_when_nothing_could_be_scored_the_exit_code_is_1(desk) -> None:
     text = desk.score(desk.write("a.jsonl", LINES[2]), code=1)
     assert row(text, "own")[:5] == ["own", "0.5", "-", "-", "1"]
+    assert text.endswith("\nFAILED    no completion could be scored\n")
+
+
+def test_more_failures_than_the_rewards_allow_are_said_and_the_exit_code_is_1(desk, read_json) -> None:
+    """One of three. What was scored is written all the same."""
+    path = desk.write("a.jsonl", *LINES[:3])
+    told = "FAILED    33.33% of the completions could not be scored, and scoring.max_failed allows "
+    allowed = desk.rewards.read_text()
+    desk.rewards.write_text(allowed.replace("max_failed = 1.0", "max_failed = 0.33"))
+    text = desk.score(path, "--output", "out.jsonl", code=1)
+    assert text.splitlines()[-2:] == ["written   out.jsonl", f"{told}33%"]
+    assert [line["towline_score"]["total"] for line in read_json(desk.folder / "out.jsonl")] == [1.5, 0.0, None]
+    desk.rewards.write_text(allowed.replace("max_failed = 1.0", ""))
+    assert desk.score(path, code=1).splitlines()[-1] == f"{told}10%"
+
+
+def test_as_many_failures_as_the_rewards_allow_are_no_failure(desk) -> None:
+    """Three of thirty are 0.1 exactly."""
+    desk.rewards.write_text(desk.rewards.read_text().replace("max_failed = 1.0", "max_failed = 0.1"))
+    path = desk.write("a.jsonl", *LINES[:1] * 27, *LINES[2:3] * 3)
+    assert "FAILED" not in desk.score(path)
 
 
 def test_a_reward_that_does_not_load_is_told_with_its_line(desk) -> None:

@@ -193,6 +193,19 @@ def test_a_damaged_shard_is_named_and_the_others_scored(
     assert lines[-1].startswith("DAMAGED   rollouts/step-000001/wave-0/chunk-000.h5: is torn or damaged")
 
 
+def test_more_failures_than_the_rewards_allow_end_with_exit_code_1(
+    run: RunDirectory, rewards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of twelve, also where the scores are there from before; a run's default is 10 %."""
+    rewards.with_name("by_number.py").write_text(GRADE.replace("words = ", "1 / (' 2 of' not in completion); words = "))
+    for _ in range(2):
+        score(run, "--rewards", rewards, code=1)
+        told = "FAILED    25.00% of the completions could not be scored, and scoring.max_failed allows 10%"
+        assert capsys.readouterr().out.splitlines()[-1] == told
+    rewards.write_text(f"{REWARDS}[scoring]\nmax_failed = 0.25\n")
+    score(run, "--rewards", rewards)
+
+
 def test_a_run_that_clears_up_meanwhile_costs_nothing(
     run: RunDirectory, rewards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
