@@ -9,13 +9,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from towline.jobs.control_store import ControlStore
+from towline.jobs.launched import RANK_VARIABLES
 from towline.storage.errors import TowlineError
-
-_RANK_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +18,6 @@ class World:
     rank: int
     size: int
     local_rank: int
-
-
-def launched_rank() -> int:
-    """The number that our launcher gave this task, before anybody asked MPI: it names log and fault."""
-    names = [rank for rank, _, _ in _RANK_VARIABLES if rank in os.environ]
-    return int(os.environ[names[0]]) if names else 0
 
 
 def find_world() -> World:
@@ -40,7 +29,7 @@ def find_world() -> World:
     expected = int(os.environ["TOWLINE_NUM_TASKS"])
     if os.environ.get("TOWLINE_MPI", "none") != "none":
         return _checked(_mpi_world(), expected)
-    for rank, size, local_rank in _RANK_VARIABLES:
+    for rank, size, local_rank in RANK_VARIABLES:
         if rank in os.environ and size in os.environ:
             world = World(
                 rank=int(os.environ[rank]), size=int(os.environ[size]), local_rank=int(os.environ.get(local_rank, 0))

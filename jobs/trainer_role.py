@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from towline.jobs.failed_scores import FailedScores
+from towline.jobs.launched import launched_rank
 from towline.jobs.live_trainer import LiveTrainer
-from towline.jobs.rendezvous import World, find_world, join_trainer_group, launched_rank
+from towline.jobs.rendezvous import World, find_world, join_trainer_group
 from towline.jobs.role import Role, run_role
 from towline.jobs.trainer_rollouts import RecordedRollouts
 from towline.jobs.training_state import training_state

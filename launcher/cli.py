@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towline.storage.errors import TowlineError
+from towline.launcher.carry_out import carry_out
 
 if TYPE_CHECKING:
     from towline.storage.run_directory import RunDirectory
@@ -25,17 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def command(argv: Sequence[str]) -> int:
     """Carry out one command line and return its exit code."""
     options = make_parser().parse_args(argv)
-    try:
-        return options.carry_out(options)
-    except TowlineError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `towline samples | head`
-        sys.stderr.close()
-        return 0
+    return carry_out(lambda: options.carry_out(options))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -110,7 +100,10 @@ def _takes_scoring(score: argparse.ArgumentParser) -> None:
     score.add_argument("--dry-run", action="store_true",
                        help="try the rewards on a few completions, write nothing; without FILE|RUN: on gold answers of "
                        "the experiment's own data")  # fmt: skip
-    score.add_argument("--workers", type=_positive, metavar="N", help="processes that score (default: up to 4)")
+    score.add_argument("--workers", type=_positive, metavar="N",
+                       help="processes that score, with --mpi of each rank (default: up to 4)")  # fmt: skip
+    score.add_argument("--mpi", action="store_true",
+                       help="share the work among all ranks of mpirun, or of srun --mpi=pmix")  # fmt: skip
     score.add_argument("--limit-s", type=_seconds, metavar="S", help="for one completion (default: scoring.limit_s)")
     score.add_argument("--fields", metavar="completion=FIELD,answer=FIELD",
                        help="which field of a line is what (default: the usual names)")  # fmt: skip
@@ -239,19 +232,24 @@ def _samples(options: argparse.Namespace) -> int:
 def _score(options: argparse.Namespace) -> int:
     from towline.launcher.score.command import score
     from towline.launcher.score.options import ScoreOptions
+    from towline.launcher.score.ranks import alone, over_ranks
 
-    return score(
-        options.what,
-        _roots(options),
-        ScoreOptions(
-            rewards=options.rewards,
-            workers=options.workers,
-            limit_s=options.limit_s,
-            dry_run=options.dry_run,
-            fields=options.fields,
-            compare=options.compare,
-            output=options.output,
-        ),
+    spread = over_ranks if options.mpi else alone
+    return spread(
+        lambda make_scorer: score(
+            options.what,
+            _roots(options),
+            ScoreOptions(
+                rewards=options.rewards,
+                workers=options.workers,
+                limit_s=options.limit_s,
+                dry_run=options.dry_run,
+                fields=options.fields,
+                compare=options.compare,
+                output=options.output,
+                make_scorer=make_scorer,
+            ),
+        )
     )
 
 

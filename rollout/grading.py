@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,13 +40,14 @@ class Grader:
 
         Args:
             rewards: the `[[rewards]]` tables; at least one of them judges the text.
-            make_scorer: makes what scores, of what makes a pool; such as a ScorerGroup over several ranks.
+            make_scorer: makes what scores, of what makes a pool and can be pickled; such as a ScorerGroup over several
+                ranks.
         """
         self.weights = {part.part_name: part.weight for part in rewards}
         penalties = (TokenPenalty.of(part, max_completion_tokens) for part in rewards)
         self._penalties = [penalty for penalty in penalties if penalty is not None]
         of_text = [part for part in rewards if not part.counts_tokens]
-        self.scorer = make_scorer(lambda: ScoringPool(of_text, num_workers, limit_s, folder, memory_gib))
+        self.scorer = make_scorer(partial(ScoringPool, of_text, num_workers, limit_s, folder, memory_gib))
         self.code_hash = self.scorer.code_hash
         """Fingerprint of what gives the rewards, without their weights."""
         for penalty in self._penalties:

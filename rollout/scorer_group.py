@@ -13,7 +13,7 @@ would take a core each from the workers.
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from mpi4py import MPI
@@ -49,6 +49,7 @@ class ScorerGroup:
         self._pace = Pace(AHEAD_S)
         self._call = 0
         self._is_told_to_leave = False
+        self._is_closed = False
         pool, error = None, ""
         try:
             pool = make_pool()
@@ -56,7 +57,7 @@ class ScorerGroup:
         except Exception as raised:  # the boundary between ranks: they all wait to hear how it went
             error, num_workers, self.code_hash = f"{type(raised).__name__}: {raised}", 0, ""
         found: list[tuple[str, str, int]] = ranks.allgather((error, self.code_hash, num_workers))
-        problems = [f"rank {rank}: {error}" for rank, (error, _, _) in enumerate(found) if error]
+        problems = _by_rank([error for error, _, _ in found])
         if not problems and len({code_hash for _, code_hash, _ in found}) > 1:
             problems = [f"rank {rank} has reward code {code_hash[:8]}" for rank, (_, code_hash, _) in enumerate(found)]
         if pool is None or problems:
@@ -82,11 +83,14 @@ class ScorerGroup:
         return str(error) if str(error).startswith(_ELSEWHERE) else own
 
     def close(self, failure: str = "") -> None:
-        """Leave together: rank 0 says when, the others have said so, and no message is left behind.
+        """Leave together: rank 0 says when, the others have said so, and no message is left behind. Safe to call twice.
 
         Args:
             failure: why, if it is no ordinary end.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._pool.close()
         others = range(1, self._ranks.size)
         if self.is_first:
@@ -223,6 +227,14 @@ class ScorerGroup:
         while (received := self._receive()) is None:
             time.sleep(POLL_S)
         return received
+
+
+def _by_rank(errors: Sequence[str]) -> list[str]:
+    """What went wrong, once for all ranks that say the same; a rank where nothing did says nothing."""
+    ranks: dict[str, list[str]] = {}
+    for rank, error in enumerate(errors):
+        ranks.setdefault(error, []).append(str(rank))
+    return [f"rank{'s'[: len(who) - 1]} {', '.join(who)}: {error}" for error, who in ranks.items() if error]
 
 
 def _elsewhere(failure: str) -> str:

@@ -11,6 +11,7 @@ from towline.launcher.score.options import ScoreOptions
 from towline.launcher.score.reward_file import cluster_variables, read_rewards
 from towline.launcher.score.run_scoring import score_run
 from towline.launcher.score.trial import candidates_of_golds, try_rewards
+from towline.rollout.grading import one_pool
 from towline.storage.errors import ConfigError, InputError
 
 FILE_SUFFIXES = (".jsonl", ".json", ".gz", ".parquet")
@@ -28,6 +29,8 @@ def score(what: str | None, roots: Sequence[Path], options: ScoreOptions) -> int
         0; 1 where more completions than scoring.max_failed allows, or all, could not be scored, or a file of the run
         is damaged.
     """
+    if options.make_scorer is not one_pool:
+        _refuse_over_ranks(what, options)
     if what is not None and (what == STDIN or Path(what).is_file() or Path(what).suffix in FILE_SUFFIXES):
         return score_file(what, options)
     for name in ("fields", "compare", "output"):
@@ -36,6 +39,15 @@ def score(what: str | None, roots: Sequence[Path], options: ScoreOptions) -> int
     if what is None and options.dry_run and options.rewards is not None:
         return _try_before_a_run(options.rewards, options)
     return score_run(find_run(what, *roots), options)
+
+
+def _refuse_over_ranks(what: str | None, options: ScoreOptions) -> None:
+    if options.dry_run:
+        raise ConfigError("--dry-run tries a few completions with one worker, in one process: leave out --mpi.")
+    if what == STDIN:
+        raise ConfigError(
+            "--mpi does not take standard input, whose end not every mpirun passes on: write it to a .jsonl file first."
+        )
 
 
 def _try_before_a_run(path: Path, options: ScoreOptions) -> int:

@@ -1,20 +1,21 @@
 """What a user asks of `towline score`, and the workers that it comes to."""
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from towline.launcher.score.reward_file import Rewards
-from towline.rollout.grading import Grader
+from towline.rollout.grading import Grader, MakeScorer, one_pool
 from towline.rollout.rewards.token_penalty import TokenPenalty
 from towline.storage.errors import ConfigError
 
 MAX_DEFAULT_WORKERS = 4
 """A login node is shared by everybody."""
 MIN_WIDTH = 120
-"""Of a file or a pipe, which have none of their own."""
+"""Of a file, a pipe or a terminal that mpirun made, which have none of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class ScoreOptions:
     fields: str | None
     compare: str | None
     output: Path | None
+    make_scorer: MakeScorer = one_pool
+    """One pool, or those of all ranks."""
 
     @property
     def num_workers(self) -> int:
@@ -56,6 +59,7 @@ def open_grader(
         num_workers=num_workers or options.num_workers,
         limit_s=options.limit_of(rewards),
         folder=Path.cwd(),
+        make_scorer=options.make_scorer,
     )
 
 
@@ -82,7 +86,7 @@ class _Console(Console):
 
 def open_console() -> Console:
     console = _Console(highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal or shutil.get_terminal_size((0, 0)).columns == 0:
         console.width = max(console.width, MIN_WIDTH)
     return console
 

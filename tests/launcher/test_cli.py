@@ -37,6 +37,7 @@ def test_verbs_and_their_options_are_frozen() -> None:
             "--dry-run",
             "--fields",
             "--limit-s",
+            "--mpi",
             "--output",
             "--rewards",
             "--root",

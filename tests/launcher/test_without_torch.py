@@ -69,6 +69,9 @@ def test_score_works(run: RunDirectory, tmp_path: Path, login_node: dict[str, st
         done = towline(login_node, "score", what, *rewards)
         assert (done.returncode, done.stderr) == (0, "")
         assert text in done.stdout
+    done = towline(login_node, "score", str(run.root), *rewards, "--mpi")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("--mpi needs mpi4py and an MPI library (No module named 'mpi4py')")
 
 
 def test_check_works_and_says_what_it_could_not_count(project, login_node: dict[str, str]) -> None:
