@@ -59,6 +59,7 @@ def open_grader(
         num_workers=num_workers or options.num_workers,
         limit_s=options.limit_of(rewards),
         folder=Path.cwd(),
+        memory_gib=rewards.scoring.memory_gib,
         make_scorer=options.make_scorer,
     )
 

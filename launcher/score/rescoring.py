@@ -1,6 +1,6 @@
 """Score the rollouts of a run again: a second file of scores beside each shard, the first ones stay as they are.
 
-A second file is named after the code, the weights and the limit that gave it, so what is scored already is not scored
+A second file is named after the code, the weights and the limits that gave it, so what is scored already is not scored
 again: a scoring that was killed goes on where it was.
 """
 
@@ -20,9 +20,9 @@ from towline.storage.run_directory import RunDirectory
 from towline.storage.set_aside import examine, set_aside
 
 
-def scoring_name(code_hash: str, weights: Mapping[str, float], limit_s: float) -> str:
-    """With another limit, other completions run out of time."""
-    what = json.dumps([code_hash, sorted(weights.items()), limit_s])
+def scoring_name(code_hash: str, weights: Mapping[str, float], limit_s: float, memory_gib: float) -> str:
+    """With other limits, other completions run out of time or memory."""
+    what = json.dumps([code_hash, sorted(weights.items()), limit_s, memory_gib])
     return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
 
 

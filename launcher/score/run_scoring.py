@@ -23,7 +23,7 @@ def score_run(run: RunDirectory, options: ScoreOptions) -> int:
     report = Report(rewards.weights)
     num_shards = len(sealed_shards(run))
     with closing(open_grader(rewards, options, max_completion_tokens=limit)) as grader:
-        name = scoring_name(grader.code_hash, rewards.weights, options.limit_of(rewards))
+        name = scoring_name(grader.code_hash, rewards.weights, options.limit_of(rewards), rewards.scoring.memory_gib)
         rescoring = Rescoring(run, grader, name)
         with bar("scoring shards", num_shards) as progress:
             for sample in rescoring.samples(progress):

@@ -169,6 +169,14 @@ def test_as_many_failures_as_the_rewards_allow_are_no_failure(desk) -> None:
     assert "FAILED" not in desk.score(path)
 
 
+def test_memory_of_a_worker_is_as_the_rewards_say(desk) -> None:
+    (desk.folder / "own.py").write_text("def grade(completion, gold): return float(len(bytearray(100 * 2**20)) > 0)\n")
+    path = desk.write("a.jsonl", LINES[0])
+    assert row(desk.score(path), "own")[2] == "1.0000"
+    desk.rewards.write_text(desk.rewards.read_text() + "memory_gib = 0.05\n")
+    assert "own failed: own: MemoryError" in desk.score(path, code=1)
+
+
 def test_a_reward_that_does_not_load_is_told_with_its_line(desk) -> None:
     (desk.folder / "own.py").write_text("import nothing_of_this_name\ndef grade(completion, gold): return 1.0\n")
     assert f"at {desk.folder / 'own.py'}:1" in desk.score(desk.write("a.jsonl", LINES[0]), code=2)

@@ -114,13 +114,15 @@ def test_what_is_scored_is_not_scored_again(
     assert [line for line in second if "differ" in line] == [line for line in first if "differ" in line]
 
 
-@pytest.mark.parametrize("change", ["weight", "code", "limit"])
+@pytest.mark.parametrize("change", ["weight", "code", "limit", "memory"])
 def test_another_scoring_has_files_of_its_own(run: RunDirectory, rewards: Path, change: str) -> None:
     score(run, "--rewards", rewards)
     if change == "weight":
         rewards.write_text(REWARDS.replace("2.0", "3.0"))
     elif change == "code":
         rewards.with_name("by_number.py").write_text(GRADE + "\n# other\n")
+    elif change == "memory":
+        rewards.write_text(f"{REWARDS}[scoring]\nmemory_gib = 3.0\n")
     score(run, "--rewards", rewards, *(["--limit-s", "7"] if change == "limit" else []))
     assert len(list(run.rollouts.glob("*/*/chunk-000.scores-*.h5"))) == 6
 
