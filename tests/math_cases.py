@@ -7,6 +7,9 @@ CHATTER = "This result is consistent with the text above. " * 10
 
 PAIRS: list[tuple[str, str, str, bool]] = [
     # (case, gold, prediction, whether they are equal)
+    ("G1-02", "1\\ 234", "1234", True),
+    ("G1-02", "1~234~567", "1234567", True),
+    ("G1-02", "1\\ 23", "123", False),
     ("G1-02", "7325000800", "7,\\! 325,\\! 000,\\! 800", True),
     ("G1-02", "(7,325,0,800)", "7325000800", False),
     ("G1-04", "\\frac{1}{300!}", "\\frac{1}{302!}", False),

@@ -39,7 +39,7 @@ SHORT_UNITS = frozenset({
 })  # fmt: skip
 
 _SPACE = r"(?P<space>(?:\s|\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|med|thick)space(?![A-Za-z]))+)"
-_SURE_GROUPS = r"[1-9][0-9]{0,2}(?:(?:\{,\}|\\[,;:])[0-9]{3})+(?![0-9])"
+_SURE_GROUPS = r"[1-9][0-9]{0,2}(?:(?:\{,\}|\\[,;: ]|~)[0-9]{3})+(?![0-9])"
 _COMMA_GROUPS = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])"
 _REST = (
     r"|(?P<environment>\\(?P<edge>begin|end)\s*\{(?P<name>[a-zA-Z]+\*?)\}(?:\s*\{[lcr|]+\}|\s*\[[lcrtb|]+\])?)"
