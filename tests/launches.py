@@ -7,11 +7,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+TESTS = Path(__file__).parent
+
 
 def launch_ranks(worker: Path, num_ranks: int, log: Path, *arguments: str | Path) -> "subprocess.Popen[bytes]":
     """Start a worker script as the ranks of one world, which write to `log`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
     environment |= {"OMP_NUM_THREADS": "1", "TOWLINE_NUM_TASKS": str(num_ranks), "HF_HUB_OFFLINE": "1"}
+    # What pytest has on its own path.
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     mpirun = Path(sys.executable).parent / "mpirun"
     flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(num_ranks)]
     command = [mpirun, *flags, sys.executable, worker, *arguments]
