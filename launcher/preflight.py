@@ -19,6 +19,7 @@ from towline.launcher.plan import Plan, make_plan, size_text
 from towline.launcher.processor import slow_precision
 from towline.launcher.reward_source import located_problems
 from towline.launcher.tokenized_prompts import Tokenized, can_tokenize, tokenize
+from towline.launcher.unreadable_golds import unreadable_golds
 from towline.storage.data_config import DataConfig
 from towline.storage.dataset_files import shown
 from towline.storage.datasets import PromptDataset, survey_prompts
@@ -83,6 +84,7 @@ def preflight(
         found.held_out = _read_prompts(found, "evaluation.data", experiment.evaluation.data)
     _tokenize(found, Path(experiment.policy.model), tokenizer)
     found.problems += located_problems(file, experiment.rewards)
+    _read_golds(found, experiment)
     found.problems += _schedule_problems(file, experiment, found)
     found.problems += _adapter_problems(file, experiment, found.model)
     found.problems += _context_problems(experiment, found)
@@ -231,6 +233,15 @@ def _context_problems(experiment: ExperimentConfig, found: Findings) -> Iterator
 def _beginning(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:57]}…"
+
+
+def _read_golds(found: Findings, experiment: ExperimentConfig) -> None:
+    """A failed score is left out of the loss; where more fail than scoring.max_failed, the run would stop."""
+    if found.train is None:
+        return
+    for unreadable in unreadable_golds(experiment.rewards, found.train.data.prompts):
+        told = found.problems if unreadable.share > experiment.scoring.max_failed else found.warnings
+        told.append(f"data: {unreadable}")
 
 
 def _look_for_overlap(found: Findings) -> None:

@@ -163,6 +163,25 @@ def test_held_out_prompts_that_are_all_trained_on_are_a_problem(project) -> None
     assert problem(project).startswith("evaluation.data: 2 of 2 held-out prompts are also in data.train")
 
 
+def test_a_few_gold_answers_that_the_reward_cannot_read_are_a_warning(project) -> None:
+    project.change('use = "exact_match"', 'use = "math_answer"')
+    project.write_rows("train.jsonl", [*map(str, range(20)), "see the figure above"])
+    found = project.look()
+    assert found.problems == []
+    assert found.warnings == [
+        "data: 1 of 21 gold answers cannot be read by math_answer, and no completion is paid for them. Row 20, "
+        "'see the figure above': gold_unparseable: the gold answer is prose: 'see the figure above'. Mend these rows, "
+        "or leave them out."
+    ]
+
+
+def test_more_unreadable_gold_answers_than_a_run_allows_are_a_problem(project) -> None:
+    project.change('use = "exact_match"', 'use = "citation"')
+    project.write_rows("train.jsonl", ["[1", '["doc-1"]', "[2"])
+    assert problem(project).startswith("data: 2 of 3 gold answers cannot be read by citation")
+    assert project.look("scoring.max_failed=0.7").problems == []
+
+
 @pytest.mark.parametrize(
     ("source", "use", "message"),
     [
