@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import math_cases
+import math_verdicts
 from towline.rollout.rewards.math_answer import GOLD_UNPARSEABLE, equivalent, grade
 from towline.rollout.rewards.mathematics.comparison import compare
 from towline.rollout.rewards.mixture import RewardPart, code_hash
@@ -70,10 +71,6 @@ def test_what_cannot_be_told_says_why() -> None:
     assert "20000 bits" in compare(prediction, gold).reason
 
 
-def _verdicts(pairs: list[tuple[str, str]]) -> list[float | None]:
-    return [grade(f"\\boxed{{{prediction}}}", gold).value for gold, prediction in pairs]
-
-
 PAIRS_OF_EACH_KIND = [(gold, prediction) for _, gold, prediction, _ in math_cases.PAIRS[::5]] + [
     ("3", answer) for answer in math_cases.HOSTILE.values() if len(answer) < 10_000
 ]
@@ -81,10 +78,10 @@ PAIRS_OF_EACH_KIND = [(gold, prediction) for _, gold, prediction, _ in math_case
 
 def test_eight_threads_give_the_verdicts_of_the_main_thread() -> None:
     """G1-54"""
-    expected = _verdicts(PAIRS_OF_EACH_KIND)
+    expected = math_verdicts.values(PAIRS_OF_EACH_KIND)
     found: dict[int, list[float | None]] = {}
     threads = [
-        threading.Thread(target=lambda number=number: found.update({number: _verdicts(PAIRS_OF_EACH_KIND)}))
+        threading.Thread(target=lambda number=number: found.update({number: math_verdicts.values(PAIRS_OF_EACH_KIND)}))
         for number in range(8)
     ]
     for thread in threads:
@@ -98,7 +95,9 @@ def test_eight_threads_give_the_verdicts_of_the_main_thread() -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_new_process_gives_the_same_verdicts(method: str) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
-        assert pool.submit(_verdicts, PAIRS_OF_EACH_KIND).result(60) == _verdicts(PAIRS_OF_EACH_KIND)
+        assert pool.submit(math_verdicts.values, PAIRS_OF_EACH_KIND).result(60) == math_verdicts.values(
+            PAIRS_OF_EACH_KIND
+        )
 
 
 @pytest.mark.parametrize(("flags", "hash_seed"), [(["-O"], "0"), ([], "1"), (["-OO"], "2")])
@@ -114,7 +113,7 @@ def test_an_optimised_interpreter_and_any_hash_seed_give_the_same_verdicts(flags
         input=json.dumps(PAIRS_OF_EACH_KIND), capture_output=True, text=True, check=True,
         env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
-    assert json.loads(result.stdout) == _verdicts(PAIRS_OF_EACH_KIND)
+    assert json.loads(result.stdout) == math_verdicts.values(PAIRS_OF_EACH_KIND)
 
 
 def test_importing_the_grader_loads_neither_sympy_nor_torch() -> None:
