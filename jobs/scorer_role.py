@@ -45,7 +45,7 @@ def score_run(role: Role, number: int) -> None:
         for name, grader in graders.items():
             grader.close()
             for line in grader.timings.lines():
-                print(f"{name}: {line}", flush=True)
+                _say(f"{name}: {line}")
 
 
 def score_chunk(role: Role, work: Workload, chunk: ChunkId, grader: Grader) -> None:
@@ -58,8 +58,14 @@ def score_chunk(role: Role, work: Workload, chunk: ChunkId, grader: Grader) -> N
         )
         with contextlib.suppress(FileExistsError):  # by a scorer that was taken for dead; the same code gave the same
             seal_scores(path, sheet)
-        print(_chunk_line(work, chunk, sheet), flush=True)
+        _say(_chunk_line(work, chunk, sheet))
     role.store.set(f"{work.name}/scored/{chunk}", grader.code_hash)
+
+
+def _say(line: str) -> None:
+    """For people. On a full disk whoever cannot seal a file ends the run and says why, not a line of a log."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 def _has_scores(role: Role, path: Path, digest: str, grader: Grader) -> bool:
