@@ -29,7 +29,6 @@ from integration.learning import MEMBERS, SETTINGS, Learning
 from towline.jobs.experiment import ExperimentConfig, load_experiment
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.grading import Grader
-from towline.rollout.rewards.config import RewardConfig
 from towline.rollout.sampling import ChunkInFlight, SamplingSettings
 from towline.rollout.tokenizing import PromptTokenizer
 from towline.rollout.transfer_group import Membership, TransferGroup
@@ -63,7 +62,8 @@ class Sampler:
             max_sequences=experiment.rollout.max_sequences,
         )
         self._tokenizer = PromptTokenizer(experiment.model_folder, chat=experiment.data.chat)
-        self._graders: dict[tuple[RewardConfig, ...], Grader] = {}
+        self._graders: dict[str, Grader] = {}
+        """By the rewards' tables."""
 
     def batch(self, work: Workload, seed: int, step: int) -> StepBatch:
         waves: list[list[ScoredGroup]] = []
@@ -86,15 +86,16 @@ class Sampler:
         return [ScoredGroup(group=group, scores=tuple(next(scores) for _ in group.completions)) for group in groups]
 
     def _grader(self, work: Workload) -> Grader:
-        if work.rewards not in self._graders:
-            self._graders[work.rewards] = Grader(
+        tables = repr(work.rewards)
+        if tables not in self._graders:
+            self._graders[tables] = Grader(
                 work.rewards,
                 max_completion_tokens=work.max_completion_tokens,
                 num_workers=1,
                 limit_s=GRADING_LIMIT_S,
                 folder=Path(),
             )
-        return self._graders[work.rewards]
+        return self._graders[tables]
 
     def close(self) -> None:
         for grader in self._graders.values():
