@@ -1,7 +1,9 @@
 """Which fault came first, and how to tell it. The last error of a run is nearly always an echo of the first."""
 
+import dataclasses
 import json
 import re
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from towline.storage.run_directory import RunDirectory
 _KILLED_RANK = re.compile(r"process rank (\d+) with PID (\d+) on node (\S+) exited on\s+signal (\d+)")
 _SRUN_ENDED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
 """srun's line for the tasks of a node that ended; the first one is the cause, the others were then terminated."""
+_SRUN_REFUSED = re.compile(r"^srun: error: Application launch failed: (.+)$", re.MULTILINE)
 _SRUN_SIGNALS = {
     "Killed": signal.SIGKILL,
     "Segmentation fault": signal.SIGSEGV,
@@ -25,6 +28,8 @@ _SRUN_SIGNALS = {
     "Out Of Memory": signal.SIGKILL,
     "Terminated": signal.SIGTERM,
 }
+NEARLY_FULL_BYTES = 16 * 2**20
+"""With less the disk may be the cause: torch.save aborts the process when it cannot finish its file."""
 _LAST_SIGNAL = 64
 """A shell answers 128 + signal; codes above 192 (255 is common) are a program's own."""
 
@@ -43,10 +48,20 @@ class Fault:
 
 def killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launcher_log: Path) -> Fault | None:
     """A process that died of a signal left no record of its own; its launcher says which rank it was."""
+    fault = _killed_fault(run, attempt, process, code, launcher_log)
+    free = shutil.disk_usage(run.root).free
+    if fault is None or free > NEARLY_FULL_BYTES:
+        return fault
+    return dataclasses.replace(fault, what=f"{fault.what}; no more than {free} bytes are free in {run.root}")
+
+
+def _killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launcher_log: Path) -> Fault | None:
     said = launcher_log.read_text(errors="replace") if launcher_log.is_file() else ""
     if ended := _SRUN_ENDED.findall(said):
         # The log of an engine has its earlier lives too; the trainer has one, and its first task to end is the cause.
         return _killed_task(run, attempt, process, *ended[0 if process == TRAINER else -1])
+    if refused := _SRUN_REFUSED.findall(said):
+        return Fault(process=process, what=f"Slurm did not start it: {refused[-1]}", log=str(launcher_log))
     matches = _KILLED_RANK.findall(" ".join(said.split()))
     rank = matches[0] if matches else None
     if rank is not None:

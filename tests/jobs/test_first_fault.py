@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from towline.jobs import first_fault
 from towline.jobs.first_fault import Fault, killed_fault, recorded_faults
 from towline.storage.run_directory import RunDirectory, write_json
 
@@ -107,6 +109,25 @@ def test_the_code_of_a_process_that_was_really_killed_is_understood(run: RunDire
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         process.send_signal(signal.SIGKILL)
     assert what(run, process.returncode) == "killed by SIGKILL (out of memory, or kill -9)"
+
+
+def test_a_process_that_died_on_a_full_disk_is_told_with_what_is_free(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.save ends the process with SIGABRT when it cannot finish its file, and there is no room to say why."""
+    monkeypatch.setattr(first_fault.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    assert what(run, -signal.SIGABRT) == f"killed by SIGABRT; no more than 4096 bytes are free in {run.root}"
+
+
+def test_a_step_that_slurm_did_not_start_was_not_killed(run: RunDirectory, tmp_path: Path) -> None:
+    log = tmp_path / "rollout.1.launch.log"
+    log.write_text(
+        "srun: error: Task launch for StepId=10.3 failed on node g1: Job credential expired\n"
+        "srun: error: Application launch failed: Job credential expired\nsrun: Job step aborted\n"
+    )
+    assert killed_fault(run, 0, "rollout.1", 167, log) == Fault(
+        process="rollout.1", what="Slurm did not start it: Job credential expired", log=str(log)
+    )
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 127, 128, 193, 254, 255])
