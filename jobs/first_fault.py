@@ -1,5 +1,6 @@
 """Which fault came first, and how to tell it. The last error of a run is nearly always an echo of the first."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -49,19 +50,23 @@ class Fault:
 def killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launcher_log: Path) -> Fault | None:
     """A process that died of a signal left no record of its own; its launcher says which rank it was."""
     fault = _killed_fault(run, attempt, process, code, launcher_log)
-    free = shutil.disk_usage(run.root).free
-    if fault is None or free > NEARLY_FULL_BYTES:
-        return fault
-    return dataclasses.replace(fault, what=f"{fault.what}; no more than {free} bytes are free in {run.root}")
+    if fault is not None:
+        with contextlib.suppress(OSError):  # a file system that does not answer hides no fault
+            free = shutil.disk_usage(run.root).free
+            if free <= NEARLY_FULL_BYTES:
+                what = f"{fault.what}; no more than {free} bytes are free in {run.root}"
+                return dataclasses.replace(fault, what=what)
+    return fault
 
 
 def _killed_fault(run: RunDirectory, attempt: int, process: str, code: int, launcher_log: Path) -> Fault | None:
     said = launcher_log.read_text(errors="replace") if launcher_log.is_file() else ""
-    if ended := _SRUN_ENDED.findall(said):
-        # The log of an engine has its earlier lives too; the trainer has one, and its first task to end is the cause.
-        return _killed_task(run, attempt, process, *ended[0 if process == TRAINER else -1])
-    if refused := _SRUN_REFUSED.findall(said):
-        return Fault(process=process, what=f"Slurm did not start it: {refused[-1]}", log=str(launcher_log))
+    # The log of an engine has its earlier lives too; the trainer has one, and its first task to end is the cause.
+    ended, refused = list(_SRUN_ENDED.finditer(said)), list(_SRUN_REFUSED.finditer(said))
+    if refused and (not ended or ended[-1].start() < refused[-1].start()):
+        return Fault(process=process, what=f"Slurm did not start it: {refused[-1][1]}", log=str(launcher_log))
+    if ended:
+        return _killed_task(run, attempt, process, *ended[0 if process == TRAINER else -1].groups())
     matches = _KILLED_RANK.findall(" ".join(said.split()))
     rank = matches[0] if matches else None
     if rank is not None:

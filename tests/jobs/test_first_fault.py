@@ -119,10 +119,19 @@ def test_a_process_that_died_on_a_full_disk_is_told_with_what_is_free(
     assert what(run, -signal.SIGABRT) == f"killed by SIGABRT; no more than 4096 bytes are free in {run.root}"
 
 
-def test_a_step_that_slurm_did_not_start_was_not_killed(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_file_system_that_does_not_answer_hides_no_fault(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(path: Path) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(first_fault.shutil, "disk_usage", stale)
+    assert what(run, -signal.SIGABRT) == "killed by SIGABRT"
+
+
+@pytest.mark.parametrize("earlier_life", ["", "srun: error: g1: task 0: Killed\n"])
+def test_a_step_that_slurm_did_not_start_was_not_killed(run: RunDirectory, tmp_path: Path, earlier_life: str) -> None:
     log = tmp_path / "rollout.1.launch.log"
     log.write_text(
-        "srun: error: Task launch for StepId=10.3 failed on node g1: Job credential expired\n"
+        f"{earlier_life}srun: error: Task launch for StepId=10.3 failed on node g1: Job credential expired\n"
         "srun: error: Application launch failed: Job credential expired\nsrun: Job step aborted\n"
     )
     assert killed_fault(run, 0, "rollout.1", 167, log) == Fault(
