@@ -72,4 +72,8 @@ def _tokenizer_class(folder: Path) -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    """Empty if there is no such file."""
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}. Copy it from the model again.") from error

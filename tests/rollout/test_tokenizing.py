@@ -111,6 +111,13 @@ def test_a_model_without_generation_settings_stops_at_the_tokenizers_end(words: 
     assert PromptTokenizer(words, chat=False).stop_token_ids == [EOS]
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_settings_that_cannot_be_read_are_named(words: Path, name: str):
+    (words / name).write_text('{"eos_token_id": [2,')
+    with pytest.raises(ModelError, match=f"{name} cannot be read"):
+        _ = PromptTokenizer(words, chat=False).stop_token_ids
+
+
 def test_a_model_without_any_end_token_stops_nowhere(save: Save):
     folder = save(word_tokenizer(adds_bos=False), unk_token="<unk>")
     assert PromptTokenizer(folder, chat=False).stop_token_ids == []
