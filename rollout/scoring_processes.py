@@ -81,8 +81,9 @@ class Template:
         Raises:
             TemplateEnded: it ended instead.
         """
-        ready, _, _ = select.select([self], [], [], limit_s)
-        return self.heard()[0] if ready else {}
+        poll = select.poll()  # select.select takes no descriptors above 1023
+        poll.register(self, select.POLLIN)
+        return self.heard()[0] if poll.poll(1000 * limit_s) else {}
 
     def part_at_work(self, worker: "Worker") -> int:
         """Which reward the worker asked last, from 1; 0 if none yet."""
