@@ -1,0 +1,98 @@
+"""A list of system calls that this process may use from now on (seccomp(2), mode filter), for good.
+
+The filter is a program for the kernel's classic BPF machine over `struct seccomp_data`: the number of the call at byte
+0, the architecture at 4, the arguments at 16, eight bytes each.
+"""
+
+import ctypes
+import os
+import struct
+
+from towline.rollout.sandbox.system_calls import AUDIT_ARCHITECTURE, always_allowed, machine, number_of
+
+_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _JUMP_IF_BITS, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_NOT_PERMITTED, _NO_SUCH_CALL = 1, 38
+_X32_BIT = 0x40000000
+_CLONE_THREAD = 0x00010000
+_AF_UNIX, _SOCK_STREAM, _SOCKET_TYPE_MASK = 1, 1, 0xF
+_HARMLESS_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+_SET_NO_NEW_PRIVILEGES, _SET_MODE_FILTER = 38, 1
+
+_INSTRUCTION = struct.Struct("HBBI")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Filter:
+    """Made once, before processes are copied; a copy only puts its own number in."""
+
+    def __init__(self) -> None:
+        """
+        Raises:
+            OSError: the calls of this machine are not known here.
+        """
+        name = machine()
+        instructions = _program(name)
+        self._number = number_of("seccomp", name)
+        self._own_process = [
+            place * _INSTRUCTION.size + 4 for place, one in enumerate(instructions) if one is _IS_THIS_PROCESS
+        ]
+        self._content = ctypes.create_string_buffer(b"".join(instructions))
+        self._program = struct.pack("HxxxxxxQ", len(instructions), ctypes.addressof(self._content))
+
+    def confine(self) -> None:
+        """
+        Raises:
+            OSError: the kernel does not do it.
+        """
+        for offset in self._own_process:
+            struct.pack_into("I", self._content, offset, os.getpid())
+        if _libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "no_new_privs")
+        if _libc.syscall(self._number, _SET_MODE_FILTER, 0, self._program) != 0:
+            raise OSError(ctypes.get_errno(), "seccomp")
+
+
+def _program(name: str) -> list[bytes]:
+    """Anything but what is allowed fails with EPERM; a call of another architecture ends the process."""
+    refuse = _do(_RETURN, _ERROR | _NOT_PERMITTED)
+    allow = _do(_RETURN, _ALLOW)
+    program = [_do(_LOAD, 4), _do(_JUMP_IF_EQUAL, AUDIT_ARCHITECTURE[name], 1, 0), _do(_RETURN, _KILL), _do(_LOAD, 0)]
+    if name == "x86_64":
+        program += [_do(_JUMP_IF_AT_LEAST, _X32_BIT, 0, 1), refuse]
+    for number in always_allowed(name):
+        program += [_do(_JUMP_IF_EQUAL, number, 0, 1), allow]
+    for call in ("clone3", "openat2"):
+        program += [_do(_JUMP_IF_EQUAL, number_of(call, name), 0, 1), _do(_RETURN, _ERROR | _NO_SUCH_CALL)]
+
+    def when(call: str, *rule: bytes) -> None:
+        """The rule is the end of it: it refuses or allows."""
+        program.extend([_do(_JUMP_IF_EQUAL, number_of(call, name), 0, len(rule)), *rule])
+
+    for call in ("kill", "tgkill"):
+        when(call, _argument(0), _IS_THIS_PROCESS, refuse, allow)
+    when("prlimit64", _argument(0), _do(_JUMP_IF_EQUAL, 0, 1, 0), refuse, allow)
+    when("clone", _argument(0), _do(_JUMP_IF_BITS, _CLONE_THREAD, 1, 0), refuse, allow)
+    when(
+        "socketpair",  # unnamed, between threads of this process: event loops wake themselves with one
+        *(_argument(0), _do(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0), refuse),
+        *(_argument(1), _do(_AND, _SOCKET_TYPE_MASK), _do(_JUMP_IF_EQUAL, _SOCK_STREAM, 1, 0), refuse, allow),
+    )
+    of_ioctl = [part for code in _HARMLESS_IOCTLS for part in (_do(_JUMP_IF_EQUAL, code, 0, 1), allow)]
+    when("ioctl", _argument(1), *of_ioctl, refuse)
+    return [*program, refuse]
+
+
+def _do(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return _INSTRUCTION.pack(code, if_true, if_false, constant)
+
+
+def _argument(place: int) -> bytes:
+    """The lower half, on machines of little endian; the calls here take 32 bits or look at low bits only."""
+    return _do(_LOAD, 16 + 8 * place)
+
+
+_IS_THIS_PROCESS = _do(_JUMP_IF_EQUAL, 0, 1, 0)
+"""Its constant is put in by `Filter.confine`."""
