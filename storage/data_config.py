@@ -23,8 +23,9 @@ class DataConfig(StrictModel):
     train: Annotated[str, BeforeValidator(_resolve_source)]
     """A `.jsonl` or `.parquet` file, a folder of such files, a folder written by Hugging Face `save_to_disk`, or a
     procedural task as `reasoning_gym:TASK`. Paths are relative to the config file."""
-    fields: dict[str, str] = Field(default_factory=dict, validate_default=True)
-    """Which column holds the `prompt` and which the `answer` (column names). One left out keeps its own name."""
+    fields: dict[str, str | tuple[str, ...]] = Field(default_factory=dict, validate_default=True)
+    """Which column holds the `prompt` and which the `answer` (column names). One left out keeps its own name. Several
+    columns as the answer, such as ["test", "entry_point"], make one JSON object of those that are not null."""
     template: ConfigPath | None = None
     """A text file with `{prompt}` in it exactly once; every other brace stands for itself, and one newline at the
     file's end is dropped. None: the prompt as it is."""
@@ -43,12 +44,28 @@ class DataConfig(StrictModel):
         """Name of the procedural task; None for files."""
         return self.train.removeprefix(TASK_PREFIX) if self.train.startswith(TASK_PREFIX) else None
 
+    @property
+    def prompt_column(self) -> str:
+        column = self.fields["prompt"]
+        assert isinstance(column, str), column
+        return column
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that is read, once."""
+        answer = self.fields["answer"]
+        return list(dict.fromkeys([self.prompt_column, *([answer] if isinstance(answer, str) else answer)]))
+
     @field_validator("fields")
     @classmethod
-    def _both_fields(cls, fields: dict[str, str]) -> dict[str, str]:
+    def _both_fields(cls, fields: dict[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
         if unknown := sorted(fields.keys() - set(_FIELDS)):
             raise ValueError(f"{unknown[0]} is not a field of a prompt; the fields are prompt and answer")
-        columns: dict[str, str] = {name: fields.get(name, name) for name in _FIELDS}
+        columns: dict[str, str | tuple[str, ...]] = {name: fields.get(name, name) for name in _FIELDS}
+        if not isinstance(columns["prompt"], str):
+            raise ValueError("the prompt is one column; only an answer may be several")
+        if not columns["answer"]:
+            raise ValueError("the answer is no column at all; name one or more")
         if columns["prompt"] == columns["answer"]:
             raise ValueError(
                 f'prompt and answer are both column "{columns["prompt"]}": the prompt would tell the answer'

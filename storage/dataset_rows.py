@@ -37,7 +37,7 @@ def source_rows(config: DataConfig) -> Iterator[SourceRow]:
         yield from _task_rows(config.task, config)
         return
     for path in data_files(Path(config.train)):
-        yield from READERS[path.suffix](path, list(config.fields.values()))
+        yield from READERS[path.suffix](path, config.columns)
 
 
 def missing_field(

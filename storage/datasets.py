@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -106,23 +107,32 @@ def _read_template(path: Path | None) -> tuple[str, str]:
 def _question_and_answer(row: SourceRow, config: DataConfig) -> tuple[str, str]:
     if row.problem is not None:
         raise Rejected(row.problem)
-    prompt_field, answer_field = config.fields["prompt"], config.fields["answer"]
-    for name in (prompt_field, answer_field):
+    for name in config.columns:
         if name not in row.values:
             raise Rejected(missing_field(name, row.values))
-    question, answer = row.values[prompt_field], row.values[answer_field]
+    prompt_field, answer_field = config.prompt_column, config.fields["answer"]
+    question = row.values[prompt_field]
     if not isinstance(question, str):
         raise Rejected(f'field "{prompt_field}" is {json_kind(question)}; expected a string')
-    return _checked_text(question, prompt_field), answer_text(answer, answer_field)
+    if isinstance(answer_field, str):
+        return _checked_text(question, prompt_field), answer_text(row.values[answer_field], answer_field)
+    answer = {name: value for name in answer_field if (value := row.values[name]) is not None}
+    return _checked_text(question, prompt_field), answer_text(answer, ", ".join(answer_field))
 
 
 def answer_text(answer: object, name: str) -> str:
-    """Gold answers are compared as text, so a number becomes the text JSON has for it. Raises Rejected."""
+    """Gold answers are text, so a number, a list or an object becomes the text JSON has for it. Raises Rejected."""
     if isinstance(answer, str):
         return _checked_text(answer, name)
+    if answer and isinstance(answer, list | dict):
+        answer = cast(object, answer)
+        try:
+            return _checked_text(json.dumps(answer, ensure_ascii=False, allow_nan=False), name)
+        except (TypeError, ValueError) as error:
+            raise Rejected(f'field "{name}" has no form in JSON: {error}') from None
     is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
     if not is_number:
-        raise Rejected(f'field "{name}" is {json_kind(answer)}; expected a string or a number')
+        raise Rejected(f'field "{name}" is {json_kind(answer)}; expected a string, number, list or object')
     return json.dumps(answer)
 
 

@@ -49,6 +49,8 @@ class ScoreSheet:
     began: float
     """Unix time on the scorer's host, s."""
     ended: float
+    isolation: str = ""
+    """What shut in the programs that a reward ran; empty where none did."""
 
 
 def seal_shard(path: Path, groups: tuple[RolloutGroup, ...], origin: ShardOrigin) -> str:
@@ -141,7 +143,8 @@ def seal_scores(shard: Path, sheet: ScoreSheet, again: str | None = None) -> Non
         "detail": detail,
         "detail_offsets": detail_offsets,
     }
-    attributes = {name: getattr(sheet, name) for name in ("weights", "code_hash", "shard_digest", "began", "ended")}
+    names_of_attributes = ("weights", "code_hash", "shard_digest", "began", "ended", "isolation")
+    attributes = {name: getattr(sheet, name) for name in names_of_attributes}
     with publish_first(path) as temporary:
         write_columns(temporary, "scores", SCORES, columns, attributes)
 

@@ -10,8 +10,8 @@ Measured (2,048 rollouts, 23 MB): shuffle + zstd level 3 in 16 k chunks writes 3
 
 from dataclasses import dataclass
 
-VERSIONS = {"rollouts": 1, "scores": 2}
-"""Kind of file → version that is written. Older ones are read; they lack the columns that came since."""
+VERSIONS = {"rollouts": 1, "scores": 3}
+"""Kind of file → version that is written. Older ones are read; they lack what came since."""
 CHUNK_ELEMENTS = 16_384
 
 
@@ -61,4 +61,5 @@ SCORES = (
     Column(name="detail_offsets", dtype="int64", length="C+1", meaning="bytes"),
 )
 """Attributes of a score file: schema_version, kind = "scores",
-header (JSON: weights by part name, code_hash, shard_digest of the shard that was scored, began, ended), digest."""
+header (JSON: weights by part name, code_hash, shard_digest of the shard that was scored, began, ended, and since
+version 3 isolation: what shut in the programs that a reward ran), digest."""

@@ -201,12 +201,21 @@ def test_a_missing_column_is_refused_for_the_whole_table(tmp_path: Path):
         ({"prompt": None, "answer": "a"}, 'field "prompt" is null; expected a string'),
         ({"prompt": 3, "answer": "a"}, 'field "prompt" is a number; expected a string'),
         ({"prompt": [{"role": "user"}], "answer": "a"}, 'field "prompt" is a list; expected a string'),
-        ({"prompt": "q", "answer": None}, 'field "answer" is null; expected a string or a number'),
-        ({"prompt": "q", "answer": True}, 'field "answer" is true; expected a string or a number'),
-        ({"prompt": "q", "answer": ["a"]}, 'field "answer" is a list; expected a string or a number'),
-        ({"prompt": "q", "answer": {"a": 1}}, 'field "answer" is an object; expected a string or a number'),
-        ({"prompt": "q", "answer": float("nan")}, 'field "answer" is NaN; expected a string or a number'),
-        ({"prompt": "q", "answer": float("-inf")}, 'field "answer" is -Infinity; expected a string or a number'),
+        ({"prompt": "q", "answer": None}, 'field "answer" is null; expected a string, number, list or object'),
+        ({"prompt": "q", "answer": True}, 'field "answer" is true; expected a string, number, list or object'),
+        ({"prompt": "q", "answer": []}, 'field "answer" is a list; expected a string, number, list or object'),
+        (
+            {"prompt": "q", "answer": {}},
+            'field "answer" is an object; expected a string, number, list or object',
+        ),
+        (
+            {"prompt": "q", "answer": float("nan")},
+            'field "answer" is NaN; expected a string, number, list or object',
+        ),
+        (
+            {"prompt": "q", "answer": float("-inf")},
+            'field "answer" is -Infinity; expected a string, number, list or object',
+        ),
         ({"prompt": "q\ud800", "answer": "a"}, 'field "prompt" holds half a surrogate pair (U+D800) at 1'),
     ],
 )
@@ -224,6 +233,29 @@ def test_a_number_becomes_its_json_text(tmp_path: Path, answer: float, text: str
     assert load_prompts(config(path)).prompts[0].answer == text
 
 
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(["assert f(2) == 4", "é"], '["assert f(2) == 4", "é"]'), ({"test": "t", "n": 1}, '{"test": "t", "n": 1}')],
+)
+def test_a_list_or_an_object_becomes_its_json_text(tmp_path: Path, answer: Any, text: str):
+    path = jsonl(tmp_path / "train.jsonl", [{"prompt": "q", "answer": answer}])
+    assert load_prompts(config(path)).prompts[0].answer == text
+
+
+def test_several_columns_make_one_answer_without_those_that_are_null(tmp_path: Path):
+    row = {"prompt": "def f(x):", "test": "def check(c): ...", "entry_point": "f", "setup": None, "other": 1}
+    fields = {"answer": ("prompt", "test", "entry_point", "setup")}
+    for path in (jsonl(tmp_path / "train.jsonl", [row]), table(tmp_path / "train.parquet", [row | {"setup": None}])):
+        answer = json.loads(load_prompts(config(path, fields=fields)).prompts[0].answer)
+        assert answer == {"prompt": "def f(x):", "test": "def check(c): ...", "entry_point": "f"}
+
+
+def test_a_column_of_several_that_is_missing_is_named(tmp_path: Path):
+    path = jsonl(tmp_path / "train.jsonl", [{"prompt": "q", "test": "t"}])
+    with pytest.raises(DataError, match='field "entry_point" is missing'):
+        load_prompts(config(path, fields={"answer": ("test", "entry_point")}))
+
+
 def test_numbers_of_a_table_become_the_same_text(tmp_path: Path):
     path = table(tmp_path / "train.parquet", [{"prompt": "q", "answer": 18}, {"prompt": "r", "answer": 19}])
     assert [prompt.answer for prompt in load_prompts(config(path)).prompts] == ["18", "19"]
@@ -231,7 +263,10 @@ def test_numbers_of_a_table_become_the_same_text(tmp_path: Path):
 
 def test_a_bad_row_of_a_table_is_named_across_row_groups(tmp_path: Path):
     path = table(tmp_path / "train.parquet", [*ROWS, {"prompt": "q", "answer": None}])
-    assert refusal(path) == f'{path} row 3 (from 0): field "answer" is null; expected a string or a number'
+    assert (
+        refusal(path)
+        == f'{path} row 3 (from 0): field "answer" is null; expected a string, number, list or object'
+    )
 
 
 def test_a_torn_table_is_refused(tmp_path: Path):
