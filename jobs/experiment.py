@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from towline.jobs.experiment_errors import describe_errors, read_toml
 from towline.rollout.config import RolloutConfig
-from towline.rollout.rewards.compatible import refuse_impossible
+from towline.rollout.rewards.compatible import refuse_impossible, refuse_slow_tests
 from towline.rollout.rewards.config import RewardConfig
 from towline.storage.config import ConfigPath, StrictModel
 from towline.storage.data_config import DataConfig
@@ -113,6 +113,7 @@ class ExperimentConfig(StrictModel):
     @model_validator(mode="after")
     def _rewards_go_together(self) -> "ExperimentConfig":
         refuse_impossible(self.rewards)
+        refuse_slow_tests(self.rewards, self.scoring.limit_s)
         return self
 
     @model_validator(mode="after")

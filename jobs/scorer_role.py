@@ -113,6 +113,8 @@ def _grader(role: Role, work: Workload) -> Grader:
     )
     if grader.why_slow_starts:
         print(f"! {work.name}: {grader.why_slow_starts}", flush=True)
+    if grader.isolation:
+        print(f"{work.name}: programs run behind {grader.isolation}", flush=True)
     return grader
 
 

@@ -13,7 +13,8 @@ from towline.storage.records import Prompt, ScoreStatus
 
 MAX_ASKED = 20_000
 """Rows of a dataset, evenly over it: some tens of microseconds each."""
-_SOME_ANSWER = r"\boxed{0}"
+_NO_ANSWER = ""
+"""Costs next to nothing to grade, once the gold answer is read."""
 MAX_SHOWN_CHARS = 60
 
 
@@ -44,7 +45,7 @@ def unreadable_golds(rewards: Sequence[RewardConfig], prompts: Sequence[Prompt])
     asked = prompts[:: -(-len(prompts) // MAX_ASKED) or 1]
     for use in dict.fromkeys(reward.use for reward in rewards if reward.use in BUILT_IN):
         function = load_reward(use, Path())
-        verdicts = [(prompt, judge(function, _SOME_ANSWER, prompt.answer)) for prompt in asked]
+        verdicts = [(prompt, judge(function, _NO_ANSWER, prompt.answer)) for prompt in asked]
         failed = [(prompt, verdict) for prompt, verdict in verdicts if verdict.status is not ScoreStatus.OK]
         if failed:
             prompt, verdict = failed[0]

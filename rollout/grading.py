@@ -59,6 +59,11 @@ class Grader:
         return self.scorer.why_slow_starts
 
     @property
+    def isolation(self) -> str:
+        """As of ScoringPool."""
+        return self.scorer.isolation
+
+    @property
     def timings(self) -> ScoreTimings:
         """Of all that was graded so far."""
         return self.scorer.timings
@@ -96,6 +101,7 @@ class Grader:
             scores=tuple(scores),
             weights=dict(self.weights),
             code_hash=self.code_hash,
+            isolation=self.isolation,
             shard_digest=shard.digest,
             began=began,
             ended=time.time(),

@@ -65,7 +65,7 @@ class ScorerGroup:
                 pool.close()
             raise ConfigError("; ".join(problems))
         self._pool = pool
-        self.why_slow_starts = pool.why_slow_starts
+        self.why_slow_starts, self.isolation = pool.why_slow_starts, pool.isolation
         self._num_workers = [num_workers for _, _, num_workers in found]
 
     @property

@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
+from towline.rollout.rewards.compatible import refuse_slow_tests
 from towline.rollout.rewards.config import RewardConfig
 from towline.rollout.score_call import OnProgress, ScoreCall, item_number
 from towline.rollout.score_timings import ScoreTimings
@@ -76,6 +77,12 @@ class ScoringPool:
                 "scoring needs num_workers >= 1, limit_s > 0 and memory_gib > 0, found "
                 f"{num_workers}, {limit_s} and {memory_gib}"
             )
+        try:
+            refuse_slow_tests(parts_spec, limit_s)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self.isolation = ""
+        """What shuts in the programs that a reward runs; empty if none does."""
         self.code_hash = ""
         """Fingerprint of the reward code, as it was loaded."""
         self.timings = ScoreTimings()
@@ -84,7 +91,7 @@ class ScoringPool:
         self._uses = [part.use for part in parts_spec]
         self._names, self._limit_s, self.num_workers = names, limit_s, num_workers
         self._setup: Message = {
-            "rewards": [(part.use, asdict(part.term)) for part in parts_spec],
+            "rewards": [(part.use, asdict(part.term), part.options) for part in parts_spec],
             "folder": str(folder.absolute()),
             "max_bytes": round(memory_gib * 2**30),
             "forks": True,
@@ -296,6 +303,7 @@ class ScoringPool:
                 self._finish(worker, reply)
             elif "ready" in reply:
                 self._note_code_hash(reply["ready"])
+                self.isolation = reply["isolation"]
                 worker.is_ready = True
             elif "cannot_load" in reply:
                 raise ConfigError(reply["cannot_load"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from towline.rollout.process_tree import adopt_orphans, die_with
 from towline.rollout.rewards.mixture import RewardPart, code_hash, load_reward, score
 from towline.rollout.scoring_messages import LENGTH, Message, pack, score_fields
-from towline.storage.errors import InputError
+from towline.storage.errors import InputError, TowlineError
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -29,7 +29,7 @@ def load_parts(setup: Message) -> list[RewardPart]:
         InputError: a reward cannot be loaded.
     """
     folder = Path(setup["folder"])
-    return [RewardPart(**term, function=load_reward(use, folder)) for use, term in setup["rewards"]]
+    return [RewardPart(**term, function=load_reward(use, folder, options)) for use, term, options in setup["rewards"]]
 
 
 def serve(parts: Sequence[RewardPart], pool: socket.socket, board: mmap.mmap, slot: int, max_bytes: int) -> None:
@@ -42,13 +42,18 @@ def serve(parts: Sequence[RewardPart], pool: socket.socket, board: mmap.mmap, sl
     worker = os.getpid()
     adopt_orphans()  # what it starts stays below it, and is found there
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a reward function that segfaults leaves no core files
+    try:
+        isolation = next(filter(None, [part.prepare() for part in parts]), "")
+    except TowlineError as error:
+        pool.sendall(pack({"cannot_load": str(error)}))
+        os._exit(1)
     memory = _Memory(max_bytes)
 
     def note(place: int) -> None:
         """Of a worker that is killed nothing else can be learned."""
         board[slot] = min(place, 255)
 
-    pool.sendall(pack({"ready": code_hash(parts)}))
+    pool.sendall(pack({"ready": code_hash(parts), "isolation": isolation}))
     while (request := _receive(pool)) is not None:
         for number, completion, gold in request["items"]:
             note(0)

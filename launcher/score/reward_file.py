@@ -15,7 +15,7 @@ from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.preflight import raise_problems
 from towline.launcher.profile_file import load_profile
 from towline.launcher.reward_source import located_problems
-from towline.rollout.rewards.compatible import refuse_impossible
+from towline.rollout.rewards.compatible import refuse_impossible, refuse_slow_tests
 from towline.rollout.rewards.config import RewardConfig
 from towline.rollout.rewards.formula import formula
 from towline.storage.config import StrictModel
@@ -29,6 +29,7 @@ class _Tables(StrictModel):
     @model_validator(mode="after")
     def _rewards_go_together(self) -> "_Tables":
         refuse_impossible(self.rewards)
+        refuse_slow_tests(self.rewards, self.scoring.limit_s)
         return self
 
 

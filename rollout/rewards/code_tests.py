@@ -33,6 +33,25 @@ class CodeTests:
     partial_credit: bool = False
     allow_unsandboxed: bool = False
 
+    def with_options(
+        self,
+        *,
+        limit_s: float | None = None,
+        memory_mib: int | None = None,
+        partial_credit: bool | None = None,
+        allow_unsandboxed: bool | None = None,
+    ) -> "CodeTests":
+        """As the fields of the `[[rewards]]` table have it; None leaves what is."""
+        return CodeTests(
+            limits=Limits(
+                seconds=self.limits.seconds if limit_s is None else limit_s,
+                memory_mib=self.limits.memory_mib if memory_mib is None else memory_mib,
+                output_bytes=self.limits.output_bytes,
+            ),
+            partial_credit=self.partial_credit if partial_credit is None else partial_credit,
+            allow_unsandboxed=self.allow_unsandboxed if allow_unsandboxed is None else allow_unsandboxed,
+        )
+
     def prepare(self) -> str:
         """Start this process's sandbox, so that no completion pays for that; says what shuts programs in.
 

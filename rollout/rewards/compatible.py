@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from towline.rollout.rewards.config import RewardConfig
+from towline.rollout.rewards.config import CODE_TESTS, RewardConfig
 
 
 def refuse_impossible(rewards: Sequence[RewardConfig]) -> None:
@@ -25,6 +25,23 @@ def refuse_impossible(rewards: Sequence[RewardConfig]) -> None:
             f"rewards: the conditions go round in a circle: {' when '.join(error.args[1])}. Remove one of them"
         ) from error
     _refuse_nothing_to_learn(rewards)
+
+
+def refuse_slow_tests(rewards: Sequence[RewardConfig], limit_s: float) -> None:
+    """
+    Args:
+        limit_s: scoring.limit_s, wall time of one completion.
+
+    Raises:
+        ValueError: a program could use up the time of the whole completion, and would have no score in place of 0.
+    """
+    together = sum(reward.tests_limit_s for reward in rewards)
+    if together and together >= limit_s:
+        raise ValueError(
+            f"rewards: {CODE_TESTS} may take limit_s = {together:g} s, and scoring.limit_s is {limit_s:g} s: a program "
+            f"that never ends would have no score in place of 0. Set scoring.limit_s to {together + 1:g} or more, or "
+            "lower limit_s of the part"
+        )
 
 
 def _refuse_condition(name: str, other: str, least: float, by_name: dict[str, RewardConfig]) -> None:

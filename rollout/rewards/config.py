@@ -1,14 +1,16 @@
 """One `[[rewards]]` table of an experiment file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from towline.rollout.rewards.total import Term
+from towline.rollout.sandbox.limits import Limits
 from towline.storage.config import StrictModel, resolve_path
 
-OVERLONG, LENGTH = "overlong", "length"
+OVERLONG, LENGTH, CODE_TESTS = "overlong", "length", "code_tests"
+_CODE_OPTIONS = ("limit_s", "memory_mib", "partial_credit", "allow_unsandboxed")
 TOKEN_COUNTERS = (OVERLONG, LENGTH)
 """The built-in parts that look at a completion's number of tokens, and not at its text."""
 
@@ -55,10 +57,20 @@ class RewardConfig(StrictModel):
     rollout.max_completion_tokens."""
     converged: Convergence | None = None
     """Only for use = "length": it counts once the rest of the reward has converged."""
+    limit_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    """Only for use = "code_tests": wall time of all tests of a program together, s; by default 4. It lies below
+    scoring.limit_s: a program that takes longer is wrong, a reward that takes longer has no score."""
+    memory_mib: Annotated[int | None, Field(ge=16)] = None
+    """Only for use = "code_tests": address space of a program, MiB; by default 1024."""
+    partial_credit: bool | None = None
+    """Only for use = "code_tests": the share of tests passed, in place of all or nothing."""
+    allow_unsandboxed: bool | None = None
+    """Only for use = "code_tests": run programs also where nothing shuts them in. They can then do what you can."""
 
     @model_validator(mode="after")
     def _fields_belong_to_their_parts(self) -> "RewardConfig":
         owners = {"cache_tokens": OVERLONG, "target_tokens": LENGTH, "converged": LENGTH}
+        owners |= dict.fromkeys(_CODE_OPTIONS, CODE_TESTS)
         for name, owner in owners.items():
             if getattr(self, name) is not None and self.use != owner:
                 raise ValueError(f'{name} is of use = "{owner}" alone; {self.use} has no use for it. Remove it')
@@ -105,6 +117,18 @@ class RewardConfig(StrictModel):
     @property
     def is_length(self) -> bool:
         return self.use == LENGTH
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is set of the fields that a built-in part takes."""
+        return {name: value for name in _CODE_OPTIONS if (value := getattr(self, name)) is not None}
+
+    @property
+    def tests_limit_s(self) -> float:
+        """Longest time that a program of this part may take, s; 0 if it runs none."""
+        if self.use != CODE_TESTS:
+            return 0.0
+        return Limits().seconds if self.limit_s is None else self.limit_s
 
     @property
     def counts_tokens(self) -> bool:

@@ -9,10 +9,11 @@ import importlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from towline.rollout.rewards.reward_file import FileReward, choices, describe, load_file_reward
 from towline.rollout.rewards.total import Term, total
@@ -23,6 +24,7 @@ from towline.storage.records import Score, ScoreStatus
 Reward = Callable[[str, str], Verdict | float]
 
 BUILT_IN = {
+    "code_tests": "towline.rollout.rewards.code_tests:grade",
     "citation": "towline.rollout.rewards.citation:grade",
     "exact_match": "towline.rollout.rewards.exact_match:grade",
     "format": "towline.rollout.rewards.format:grade",
@@ -33,9 +35,24 @@ BUILT_IN = {
 MAX_DETAIL_CHARS = 500
 
 
+@runtime_checkable
+class NeedsPreparation(Protocol):
+    """A built-in reward that has something to start in each process that grades."""
+
+    def prepare(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart(Term):
     function: Reward
+
+    def prepare(self) -> str:
+        """What a process does once before it grades; says what shuts programs in, where some are run.
+
+        Raises:
+            TowlineError: it cannot grade here.
+        """
+        return self.function.prepare() if isinstance(self.function, NeedsPreparation) else ""
 
 
 def score(
@@ -87,8 +104,12 @@ def _failed(detail: str) -> Verdict:
     return Verdict(value=None, status=ScoreStatus.FAILED, detail=detail[:MAX_DETAIL_CHARS])
 
 
-def load_reward(use: str, folder: Path) -> Reward:
-    """Find a reward by its built-in name, or as `path/to/file.py:function` relative to `folder`."""
+def load_reward(use: str, folder: Path, options: Mapping[str, Any] | None = None) -> Reward:
+    """Find a reward by its built-in name, or as `path/to/file.py:function` relative to `folder`.
+
+    Args:
+        options: `RewardConfig.options`.
+    """
     if ":" in use:
         return load_file_reward(use, folder)
     if use not in BUILT_IN:
@@ -96,13 +117,15 @@ def load_reward(use: str, folder: Path) -> Reward:
             f"rewards.use {use!r} is not a built-in reward; {choices(use, BUILT_IN)}, or FILE.py:FUNCTION"
         )
     module, _, name = BUILT_IN[use].partition(":")
-    return getattr(importlib.import_module(module), name)
+    reward = getattr(importlib.import_module(module), name)
+    return reward.with_options(**options) if options else reward
 
 
 def code_hash(parts: Sequence[RewardPart]) -> str:
     """Fingerprint of the code that gives the rewards, and of all but the weights that joins them.
 
-    Of a function of ours it covers every file of this package; of a user's file, the neighbours that it imported too.
+    Of a function of ours it covers every file of this package and of the sandbox, and its options; of a user's file,
+    the neighbours that it imported too.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -110,9 +133,11 @@ def code_hash(parts: Sequence[RewardPart]) -> str:
         if isinstance(part.function, FileReward):
             digest.update(part.function.digest())
             continue
-        digest.update(f"{part.function.__module__}:{part.function.__qualname__}\n".encode())
-        for source in sorted(Path(__file__).parent.rglob("*.py")):
-            digest.update(hashlib.blake2b(source.read_bytes()).digest())
+        name = getattr(part.function, "__qualname__", repr(part.function))  # an object shows its options
+        digest.update(f"{part.function.__module__}:{name}\n".encode())
+        for folder in (Path(__file__).parent, Path(__file__).parents[1] / "sandbox"):
+            for source in sorted(folder.rglob("*.py")):
+                digest.update(hashlib.blake2b(source.read_bytes()).digest())
     return digest.hexdigest()
 
 
@@ -120,4 +145,4 @@ def _sources(function: Reward) -> tuple[Path, ...]:
     """Files whose author can mend what the function raises."""
     if isinstance(function, FileReward):
         return function.sources
-    return (Path(inspect.getfile(function)),)
+    return (Path(inspect.getfile(function if inspect.isroutine(function) else type(function))),)

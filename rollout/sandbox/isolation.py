@@ -67,8 +67,11 @@ print(json.dumps(can))
 
 
 def judge_probe(output: bytes, error: str) -> tuple[str, ...]:
+    """
+    Raises:
+        IsolationError: it did not run, so that nothing is known and nothing could be done here.
+    """
     try:
-        found = json.loads(output)
-        return tuple(str(what) for what in found)
+        return tuple(str(what) for what in json.loads(output))
     except ValueError:
-        return (f"does not run at all: {error[-300:].strip() or 'no output'}",)
+        raise IsolationError(f"no program runs: {error[-300:].strip() or 'it ended without a word'}") from None

@@ -351,6 +351,17 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def try_sandbox(*, allow_unsandboxed: bool = False) -> Isolation:
+    """What `open_sandbox` finds on this machine; nothing is left running.
+
+    Raises:
+        IsolationError: as it does.
+    """
+    found = open_sandbox(allow_unsandboxed=allow_unsandboxed)
+    found.close()
+    return found.isolation
+
+
 def open_sandbox(*, allow_unsandboxed: bool = False, start: Callable[..., Sandbox] = Sandbox) -> Sandbox:
     """One with the best walls that this machine has, each tried by doing what it is to prevent.
 

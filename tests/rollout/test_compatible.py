@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from towline.rollout.rewards.compatible import refuse_impossible
+from towline.rollout.rewards.compatible import refuse_impossible, refuse_slow_tests
 from towline.rollout.rewards.config import RewardConfig
 
 MATH = {"use": "math_answer", "weight": 1.0}
@@ -11,6 +11,7 @@ FORMAT = {"use": "format", "weight": 0.1}
 OWN = {"use": "mine.py:grade", "weight": 1.0, "name": "own"}
 LENGTH = {"use": "length", "weight": 0.2, "target_tokens": 5, "when": {"math_answer": 1.0},
           "converged": {"min_reward": 0.9}}  # fmt: skip
+CODE = {"use": "code_tests", "weight": 1.0}
 OVERLONG = {"use": "overlong", "weight": 1.0, "cache_tokens": 2}
 
 
@@ -80,8 +81,21 @@ def test_what_does_not_is_refused_with_the_reason(rewards: list[dict[str, Any]],
         (MATH | {"floor": 0.1}, "floor is for functions of your own; math_answer is from 0 to 1 already"),
         (MATH | {"when": {"format": float("nan")}}, "finite"),
         (OWN | {"floor": float("-inf")}, "finite"),
+        (MATH | {"partial_credit": True}, 'partial_credit is of use = "code_tests" alone'),
+        (MATH | {"limit_s": 1.0}, 'limit_s is of use = "code_tests" alone'),
+        (CODE | {"limit_s": 0.0}, "greater than 0"),
+        (CODE | {"memory_mib": 1}, "greater than or equal to 16"),
     ],
 )
 def test_a_table_that_makes_no_sense_is_refused(table: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         RewardConfig.model_validate(table)
+
+
+def test_programs_have_less_time_than_their_completion() -> None:
+    refuse_slow_tests(tables(MATH, FORMAT), 0.1)
+    refuse_slow_tests(tables(MATH, CODE), 4.5)
+    refuse_slow_tests(tables(CODE | {"limit_s": 1.0}, CODE | {"limit_s": 2.0, "name": "more"}), 3.5)
+    for rewards, limit_s in (([CODE], 4.0), ([CODE, CODE | {"name": "more"}], 5.0), ([CODE | {"limit_s": 60.0}], 5.0)):
+        with pytest.raises(ValueError, match="a program that never ends would have no score in place of 0"):
+            refuse_slow_tests(tables(*rewards), limit_s)

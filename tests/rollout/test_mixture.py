@@ -92,6 +92,7 @@ def test_a_verdict_may_report_its_own_time_out() -> None:
 
 
 EXAMPLES = {
+    "code_tests": ("def f(x): return 2 * x", '["assert f(2) == 4"]'),
     "citation": ("It boils [7].", "[7]"),
     "exact_match": ("\\boxed{7}", "7"),
     "format": ("\\boxed{7}", "7"),
@@ -108,7 +109,7 @@ def test_every_built_in_reward_is_from_0_to_1(use: str) -> None:
     assert (wrong.total, wrong.status) == (0.0, ScoreStatus.OK)
 
 
-@pytest.mark.parametrize("use", ["citation", "exact_match", "normalised_match", "tool_call"])
+@pytest.mark.parametrize("use", ["citation", "code_tests", "exact_match", "normalised_match", "tool_call"])
 def test_a_gold_answer_that_cannot_be_right_is_a_failure_and_not_a_zero(use: str) -> None:
     result = score([_part(load_reward(use, Path()))], "\\boxed{7}", " ")
     assert (math.isnan(result.total), result.status) == (True, ScoreStatus.FAILED)

@@ -263,10 +263,7 @@ def test_numbers_of_a_table_become_the_same_text(tmp_path: Path):
 
 def test_a_bad_row_of_a_table_is_named_across_row_groups(tmp_path: Path):
     path = table(tmp_path / "train.parquet", [*ROWS, {"prompt": "q", "answer": None}])
-    assert (
-        refusal(path)
-        == f'{path} row 3 (from 0): field "answer" is null; expected a string, number, list or object'
-    )
+    assert refusal(path) == f'{path} row 3 (from 0): field "answer" is null; expected a string, number, list or object'
 
 
 def test_a_torn_table_is_refused(tmp_path: Path):
