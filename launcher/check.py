@@ -49,6 +49,8 @@ def report_lines(experiment: ExperimentConfig, found: Findings, job: Sequence[st
         if prompts is not None:
             yield from _data_lines(prompts)
     yield from _reward_lines(experiment.rewards, experiment.rollout.max_completion_tokens)
+    if found.isolation is not None:
+        yield f"        programs run behind {found.isolation} on this machine, which was tried"
     if found.plan is not None:
         yield from plan_lines(found.plan, experiment, on_cluster=bool(job))
     yield from job

@@ -52,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     check = verb("check", "say all that can be known before anything starts", _check)
     _takes_experiment(check)
     check.add_argument("--cluster", metavar="PROFILE", help="as `submit` with this profile would run it")
+    verb("doctor", "what this machine has of what runs need", _doctor)
     status = verb("status", "how a run is doing", _status)
     _takes_run(status)
     status.add_argument("--follow", action="store_true", help="go on until the run has ended, and exit as it did")
@@ -188,6 +189,12 @@ def _check(options: argparse.Namespace) -> int:
     from towline.launcher.check import check_experiment
 
     return check_experiment(options.file, tuple(options.overrides), options.cluster)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from towline.launcher.doctor import print_doctor
+
+    return print_doctor()
 
 
 def _status(options: argparse.Namespace) -> int:

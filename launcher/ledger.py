@@ -38,6 +38,8 @@ class StepSummary:
     off_policy: int = 0
     """Shards written by weights of another branch."""
     last_wave: int = 0
+    isolations: set[str] = field(default_factory=set[str])
+    """What shut in the programs that rewards ran."""
     versions: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     """Branch → versions that wrote a token."""
 
@@ -51,6 +53,7 @@ class StepSummary:
         self.versions.setdefault(shard.origin.branch, set()).update(shard.origin.weight_hashes)
         if sheet is not None:
             self.scored += 1
+            self.isolations |= {sheet.isolation} - {""}
             self.failed += sum(score.status is not ScoreStatus.OK for score in sheet.scores)
 
 
@@ -108,6 +111,7 @@ def _lines(
         yield ""
         yield f"held-out  {_total(held_out)}"
         yield from _table("version", held_out)
+    yield from _isolation_lines([*rollouts, *held_out])
     yield ""
     yield from _lineage_lines(lineage)
     yield ""
@@ -130,6 +134,13 @@ def _table(first: str, steps: Sequence[StepSummary]) -> Iterator[str]:
             f"{step.step:>8}  {step.shards:>6}  {step.scored:>6}  {step.groups:>6}  {step.completions:>11,}  "
             f"{step.tokens:>11,}  {step.failed:>6}  {_versions_text(step.versions)}{_marks(step)}"
         ).rstrip()
+
+
+def _isolation_lines(steps: Sequence[StepSummary]) -> Iterator[str]:
+    isolations = sorted({isolation for step in steps for isolation in step.isolations})
+    if isolations:
+        yield ""
+        yield f"programs  ran behind {'; '.join(printable(isolation) for isolation in isolations)}"
 
 
 def _versions_text(versions: dict[int, set[int]]) -> str:

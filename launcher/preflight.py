@@ -20,6 +20,9 @@ from towline.launcher.processor import slow_precision
 from towline.launcher.reward_source import located_problems
 from towline.launcher.tokenized_prompts import Tokenized, can_tokenize, tokenize
 from towline.launcher.unreadable_golds import unreadable_golds
+from towline.rollout.rewards.config import CODE_TESTS
+from towline.rollout.sandbox.isolation import Isolation
+from towline.rollout.sandbox.sandbox import try_sandbox
 from towline.storage.data_config import DataConfig
 from towline.storage.dataset_files import shown
 from towline.storage.datasets import PromptDataset, survey_prompts
@@ -53,6 +56,8 @@ class Findings:
     train: Prompts | None = None
     held_out: Prompts | None = None
     plan: Plan | None = None
+    isolation: Isolation | None = None
+    """What shuts in the programs of a code reward on this machine; None where none are run, or nothing does."""
 
     def attempt(self, find: Callable[[], T]) -> T | None:
         """Note the InputError that `find` raises, so that one problem does not hide the next."""
@@ -85,6 +90,7 @@ def preflight(
     _tokenize(found, Path(experiment.policy.model), tokenizer)
     found.problems += located_problems(file, experiment.rewards)
     _read_golds(found, experiment)
+    _try_sandbox(found, experiment, for_cluster)
     found.problems += _schedule_problems(file, experiment, found)
     found.problems += _adapter_problems(file, experiment, found.model)
     found.problems += _context_problems(experiment, found)
@@ -242,6 +248,25 @@ def _read_golds(found: Findings, experiment: ExperimentConfig) -> None:
     for unreadable in unreadable_golds(experiment.rewards, found.train.data.prompts):
         told = found.problems if unreadable.share > experiment.scoring.max_failed else found.warnings
         told.append(f"data: {unreadable}")
+
+
+def _try_sandbox(found: Findings, experiment: ExperimentConfig, cluster: str | None) -> None:
+    """Where programs cannot be shut in, a run ends when its scorers start; on a cluster its nodes decide."""
+    parts = [reward for reward in experiment.rewards if reward.use == CODE_TESTS]
+    if not parts:
+        return
+    try:
+        found.isolation = try_sandbox(allow_unsandboxed=all(reward.allow_unsandboxed for reward in parts))
+    except InputError as error:
+        if cluster is None:
+            found.problems.append(f"rewards: {CODE_TESTS}: {error}")
+        else:
+            found.warnings.append(f"rewards: {CODE_TESTS}: if {cluster}'s nodes are as this one, the run ends: {error}")
+    if found.isolation is not None and not found.isolation.is_whole:
+        found.warnings.append(
+            f"rewards: allow_unsandboxed: programs that the model writes run with {found.isolation} only, and can do "
+            f"here what you can: {', '.join(found.isolation.failures)}"
+        )
 
 
 def _look_for_overlap(found: Findings) -> None:

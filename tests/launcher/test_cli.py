@@ -28,6 +28,7 @@ def test_verbs_and_their_options_are_frozen() -> None:
         "submit": ["--cluster", "--dry-run", "--smoke", "-h", "-o", "file"],
         "resume": ["--root", "-h", "-o", "run"],
         "check": ["--cluster", "-h", "-o", "file"],
+        "doctor": ["-h"],
         "status": ["--follow", "--root", "-h", "run"],
         "logs": ["--attempt", "--follow", "--root", "-h", "-n", "process", "run"],
         "cancel": ["--now", "--root", "-h", "run"],

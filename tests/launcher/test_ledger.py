@@ -187,3 +187,14 @@ def test_a_reader_that_takes_only_the_first_line_ends_the_command_quietly(run: R
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+def test_what_shut_programs_in_is_told(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run.chunk(ChunkId(step=0, wave=0, chunk=0))
+    for number, isolation in enumerate(("seccomp + landlock 7 + rlimits", "rlimits"), start=1):
+        path = copy_chunk(run, 0, number)
+        sheet = dataclasses.replace(read_scores(path), isolation=isolation)
+        scores_path(path).unlink()
+        seal_scores(path, sheet)
+    assert read_scores(first).isolation == ""
+    assert "programs  ran behind rlimits; seccomp + landlock 7 + rlimits" in shown(run, capsys)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from towline.launcher.cli import command
-from towline.launcher.preflight import has_gpu
+from towline.launcher.preflight import has_gpu, preflight
 from towline.launcher.run import make_run
+from towline.rollout.sandbox.isolation import Isolation, IsolationError
 from towline.storage.run_directory import RunLock
 
 
@@ -180,6 +181,30 @@ def test_more_unreadable_gold_answers_than_a_run_allows_are_a_problem(project) -
     project.write_rows("train.jsonl", ["[1", '["doc-1"]', "[2"])
     assert problem(project).startswith("data: 2 of 3 gold answers cannot be read by citation")
     assert project.look("scoring.max_failed=0.7").problems == []
+
+
+def test_walls_for_programs_are_tried_where_programs_are_run(project) -> None:
+    assert project.look().isolation is None
+    project.change('use = "exact_match"', 'use = "code_tests"')
+    project.write_rows("train.jsonl", ['["assert f(1) == 1"]'] * 4)
+    found = project.look()
+    assert (found.problems, found.isolation.is_whole) == ([], True)
+
+
+def test_a_machine_without_walls_is_a_problem_here_and_a_warning_for_a_cluster(project, monkeypatch) -> None:
+    def no_walls(*, allow_unsandboxed: bool):
+        if not allow_unsandboxed:
+            raise IsolationError("programs cannot be shut in on this machine")
+        return Isolation(files="", version=0, has_seccomp=True, failures=("reads your files",))
+
+    monkeypatch.setattr("towline.launcher.preflight.try_sandbox", no_walls)
+    project.change('use = "exact_match"', 'use = "code_tests"')
+    project.write_rows("train.jsonl", ['["assert f(1) == 1"]'] * 4)
+    assert problem(project) == "rewards: code_tests: programs cannot be shut in on this machine"
+    found = preflight(*project.read(), tokenizer=lambda model, datasets: [], for_cluster="h100")
+    assert found.warnings[-1].startswith("rewards: code_tests: if h100's nodes are as this one, the run ends: ")
+    project.change('use = "code_tests"', 'use = "code_tests"\nallow_unsandboxed = true')
+    assert any("can do here what you can: reads your files" in warning for warning in project.look().warnings)
 
 
 @pytest.mark.parametrize(
