@@ -136,6 +136,8 @@ def _why(reports: Sequence[dict[str, Any]], num_tests: int, limits: Limits) -> s
             return f"test {report['test'] + 1} of {num_tests}: {report['detail']}{how}"
         if "timed_out" in report:
             return f"not done within {limits.seconds:g} s"
+        if "tests_ended" in report:  # no more memory or time for what the program gave them
+            return f"the tests did not end by themselves ({_exit_text(report['tests_ended'])})"
     return f"the program ended{_how_it_ended(reports)}"
 
 

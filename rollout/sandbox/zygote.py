@@ -236,9 +236,9 @@ class Zygote:
         if job is None:
             return
         what = job.processes.pop(pid)
-        if what != "judge":
-            with suppress(OSError):
-                job.socket.send(json.dumps({"ended": os.waitstatus_to_exitcode(status)}).encode(), socket.MSG_DONTWAIT)
+        report = {"tests_ended" if what == "judge" else "ended": os.waitstatus_to_exitcode(status)}
+        with suppress(OSError):
+            job.socket.send(json.dumps(report).encode(), socket.MSG_DONTWAIT)
         if what != "solution":  # whom would it answer?
             self._kill(job)
 
