@@ -19,6 +19,7 @@ from towline.rollout.rewards.token_penalty import TokenPenalty
 from towline.storage.dataset_files import shown
 
 BAD_INPUT = 2
+MAX_ANSWER_CHARS = 200
 
 
 def check_experiment(path: Path, overrides: tuple[str, ...], cluster: str | None = None) -> int:
@@ -80,10 +81,15 @@ def _data_lines(prompts: Prompts) -> Iterator[str]:
     yield f"        {_lengths(prompts)}"
     first = prompts.data.prompts[:NUM_RENDERED]
     for prompt, text in zip(first, prompts.rendered or [prompt.text for prompt in first], strict=True):
-        yield f"        row {prompt.row}, answer {printable(prompt.answer)}"
+        yield f"        row {prompt.row}, answer {_beginning(printable(prompt.answer))}"
         yield from (f"          | {printable(line)}" for line in text.split("\n"))
     if prompts.chat and not prompts.rendered:
         yield "        each as one user turn of the model's chat template"
+
+
+def _beginning(answer: str) -> str:
+    """The tests of a program are an answer of many lines."""
+    return answer if len(answer) <= MAX_ANSWER_CHARS else f"{answer[:MAX_ANSWER_CHARS]}… ({len(answer):,} characters)"
 
 
 def _source(prompts: Prompts) -> str:
