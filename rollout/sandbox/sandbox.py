@@ -9,6 +9,7 @@ makes a copy of itself for every program: 3 ms, where an interpreter takes 20.
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -156,7 +157,7 @@ class Sandbox:
             else:
                 if not job.is_over:
                     reports.append({"timed_out": True})
-        self._raise_if_not_started(reports)
+        self._raise_if_cut_off(job, reports)
         return reports
 
     def run_program(self, code: str, stdin: bytes, limits: Limits) -> ProgramOutcome:
@@ -179,7 +180,7 @@ class Sandbox:
             if is_whole:
                 while (report := job.next_report(deadline)) is not None:
                     reports.append(report)
-        self._raise_if_not_started(reports)
+        self._raise_if_cut_off(job, reports)
         ended = next((report["ended"] for report in reports if "ended" in report), None)
         is_too_much = not is_whole and time.monotonic() < deadline
         return ProgramOutcome(
@@ -198,11 +199,14 @@ class Sandbox:
         except OSError as error:
             raise SandboxEnded(f"the sandbox has ended: {error}") from None
 
-    def _raise_if_not_started(self, reports: Sequence[dict[str, Any]]) -> None:
+    def _raise_if_cut_off(self, job: "_Job", reports: Sequence[dict[str, Any]]) -> None:
+        """What is killed from outside says nothing about the program."""
         if why := next((report["not_started"] for report in reports if "not_started" in report), None):
             raise RewardError(f"the sandbox cannot start a process: {why}")
-        if not reports and not self.is_alive:
-            raise SandboxEnded("the sandbox was killed")
+        if job.was_cut_off or {"tests_ended": -signal.SIGKILL} in reports:
+            raise SandboxEnded(
+                "a process of the sandbox was killed from outside; see whether the node is out of memory"
+            )
 
 
 class _Job:
@@ -212,7 +216,13 @@ class _Job:
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.is_over = False
         """The zygote hung up: every process has ended."""
+        self._is_accounted_for = False
         return self
+
+    @property
+    def was_cut_off(self) -> bool:
+        """It ended, and the zygote did not say how."""
+        return self.is_over and not self._is_accounted_for
 
     def hand_over(self) -> None:
         self.theirs.close()
@@ -228,7 +238,9 @@ class _Job:
         if not packet:
             self.is_over = True
             return None
-        return json.loads(packet)
+        report = json.loads(packet)
+        self._is_accounted_for |= not report.keys().isdisjoint({"ended", "tests_ended", "not_started"})
+        return report
 
     def __exit__(self, *error: object) -> None:
         self.theirs.close()
