@@ -80,6 +80,7 @@ class Zygote:
         adopt_orphans()
         limits.confine_template()
         os.environ.clear()
+        sys.set_int_max_str_digits(0)  # long numbers are right answers; time is bounded as it is
         sys.path[:] = [str(path) for path in _standard_library()]
         os.chdir("/")
         found = 0
