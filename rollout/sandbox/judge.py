@@ -44,13 +44,15 @@ def read_suite(setup: str, tests: list[str], entry_points: list[str]) -> Suite:
         entry_points: names that are the program's even where the setup defines them.
 
     Raises:
-        TestFault: one of them is no Python.
+        TestFault: one of them is no Python, or empty.
     """
     modules: set[str] = set()
     compiled, wanted = [], []
     setup_code, setup_free, setup_bound = _read(setup, "the setup", modules)
     for place, test in enumerate(tests, start=1):
         code, free, bound = _read(test, f"test {place}", modules)
+        if not ast.parse(test).body:
+            raise TestFault(f"test {place} tests nothing")
         compiled.append(code)
         own = frozenset(entry_points)
         wanted.append(frozenset((free | setup_free) - bound - setup_bound - modules - own) | own)
