@@ -4,7 +4,7 @@ import re
 
 from towline.rollout.rewards.boxed import after_thinking
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t\r]*$", re.MULTILINE)
 _PYTHON = {"", "py", "python", "python3"}
 
 
