@@ -187,8 +187,9 @@ def rewards(*uses: str) -> list[RewardConfig]:
     return [RewardConfig(use=use, weight=1.0) for use in uses]
 
 
-def children() -> set[int]:
-    """Processes below this one, at any depth, zombies too."""
+def children(of: int | None = None) -> set[int]:
+    """Processes below this one, or another, at any depth, zombies too."""
+    top = os.getpid() if of is None else of
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -196,10 +197,10 @@ def children() -> set[int]:
         except OSError:
             continue
         parents[int(stat.parent.name)] = int(fields[1])
-    below = {os.getpid()}
+    below = {top}
     while more := {child for child, parent in parents.items() if parent in below} - below:
         below |= more
-    return below - {os.getpid()}
+    return below - {top}
 
 
 def is_running(pid: int) -> bool:
