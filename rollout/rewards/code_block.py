@@ -4,7 +4,8 @@ import re
 
 from towline.rollout.rewards.boxed import after_thinking
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t\r]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+(\w*+)[ \t\r]*+$", re.MULTILINE)
+"""Gives nothing back: one pass, whatever the policy writes."""
 _PYTHON = {"", "py", "python", "python3"}
 
 

@@ -6,7 +6,8 @@ import re
 TOLERANCE = 1e-6
 """Absolute, and relative to what is expected."""
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d++(\.\d*+)?|\.\d++)([eE][+-]?\d++)?", re.ASCII)
+"""Gives nothing back: programs print long tokens, and this is to be one pass."""
 MAX_SHOWN_CHARS = 80
 
 
