@@ -33,13 +33,16 @@ CARRIED = _carried()
 
 
 class Peer:
-    def __init__(self, descriptor: int, serve: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def __init__(
+        self, descriptor: int, serve: Callable[[dict[str, Any]], dict[str, Any]], max_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
         """
         Args:
             descriptor: a stream socket.
             serve: answers what the other end asks.
+            max_bytes: of a message that is taken, or twice the longest that was sent if that is more.
         """
-        self._descriptor, self._serve = descriptor, serve
+        self._descriptor, self._serve, self._max_bytes = descriptor, serve, max_bytes
         self.why_gone = ""
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +69,7 @@ class Peer:
 
     def send(self, message: Json) -> None:
         content = pack(message)
+        self._max_bytes = max(self._max_bytes, 2 * len(content))
         left = memoryview(_LENGTH.pack(len(content)) + content)
         try:
             while left:
@@ -75,8 +79,8 @@ class Peer:
 
     def receive(self) -> dict[str, Any]:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        if length > MAX_MESSAGE_BYTES:
-            self._end(f"sent a value of more than {MAX_MESSAGE_BYTES:,} bytes")
+        if length > self._max_bytes:
+            self._end(f"sent a value of more than {self._max_bytes:,} bytes")
         try:
             return unpack(self._exactly(length))
         except NotPlain as error:
@@ -103,10 +107,16 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
     """What the other end is told of it: names of its classes up to the first that it knows, and its message."""
     names = [kind.__name__ for kind in type(error).__mro__]
     try:
-        message = str(error)[:1000]
+        message = _message(error)[:1000]
     except Exception:  # `__str__` of the program's own class
         message = ""
     return {"raised": names, "message": message}
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, KeyError) and len(error.args) == 1 and type(error.args[0]) is str:
+        return error.args[0]  # its text has quotes around it, and would get them once more
+    return str(error)
 
 
 def carried_exception(reply: dict[str, Any]) -> Exception:

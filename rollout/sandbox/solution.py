@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from towline.rollout.sandbox.peer import Peer, carried_exception, describe_exception
-from towline.rollout.sandbox.values import Json, decode, encode
+from towline.rollout.sandbox.values import MAX_SENT_DEPTH, Json, decode, encode
 
 NAME = "solution"
 _ASKED: dict[str, Callable[..., Any]] = {
@@ -28,7 +28,7 @@ _ASKED: dict[str, Callable[..., Any]] = {
 class Solution:
     def __init__(self, code: str, descriptor: int) -> None:
         self._code = code
-        self._peer = Peer(descriptor, self._serve)
+        self._peer = Peer(descriptor, self._serve, max_bytes=2**32)  # what tests send is not to be bounded
         self._module = ModuleType(NAME)
         self._exported: list[object] = []
         self._numbers: dict[int, int] = {}
@@ -61,8 +61,8 @@ class Solution:
 
     def _answer(self, what: str, request: dict[str, Any]) -> dict[str, Any]:
         target = self._exported[request["of"]]
-        args = [decode(one, self._resolve) for one in request["args"]]
-        kwargs = {name: decode(one, self._resolve) for name, one in request["kwargs"].items()}
+        args = [decode(one, self._resolve, MAX_SENT_DEPTH) for one in request["args"]]
+        kwargs = {name: decode(one, self._resolve, MAX_SENT_DEPTH) for name, one in request["kwargs"].items()}
         value = _ASKED[what](target, *args, **kwargs)
         reply = {"value": encode(value, self._refer)}
         if what == "call" and (changed := self._changed(args, request["args"])):
@@ -101,7 +101,7 @@ class Solution:
         )
         if "raised" in reply:
             raise carried_exception(reply)
-        return decode(reply["value"], self._resolve)
+        return decode(reply["value"], self._resolve, MAX_SENT_DEPTH)
 
 
 class _Callback:

@@ -15,8 +15,11 @@ from fractions import Fraction
 from typing import Any
 
 MAX_DEPTH = 100
-"""Of what is taken. More may be sent, so that tests can wrap what they got and hand it back."""
+"""Of what tests take from a program."""
+MAX_SENT_DEPTH = 200
+"""So that tests can wrap what they got and hand it back."""
 MAX_MESSAGE_BYTES = 8 * 2**20
+"""Of what tests take from a program, or twice what they sent if that is more."""
 _MAX_JSON_INT = 2**63
 """Longer numbers travel in base 16, which takes linear time to read."""
 NAMED_TYPES: dict[str, type] = {
@@ -38,8 +41,8 @@ def encode(value: object, refer: Refer, depth: int = 0) -> Json:
     Args:
         refer: called with what has no form here; returns `{"theirs": number}`, `{"yours": number}` or raises.
     """
-    if depth > 2 * MAX_DEPTH:
-        raise NotPlain(f"nested more than {2 * MAX_DEPTH} deep")
+    if depth > MAX_SENT_DEPTH:
+        raise NotPlain(f"nested more than {MAX_SENT_DEPTH} deep")
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
@@ -60,8 +63,10 @@ def encode(value: object, refer: Refer, depth: int = 0) -> Json:
     if isinstance(value, tuple):  # named tuples too
         return {"tuple": items(tuple.__iter__(value))}
     if isinstance(value, dict):
-        name = next((name for name, kind in _DICTS.items() if isinstance(value, kind)), "dict")
-        return {name: [items(pair) for pair in dict.items(value)]}
+        name = next((kind.__name__ for kind in _DICT_TYPES if isinstance(value, kind)), "dict")
+        # Only its own class knows the order of an OrderedDict.
+        pairs = OrderedDict.items(value) if isinstance(value, OrderedDict) else dict.items(value)
+        return {name: [items(pair) for pair in pairs]}
     if kind in _ITERABLES:
         return {kind.__name__: items(value)}
     if kind in _WRITTEN:
@@ -71,32 +76,32 @@ def encode(value: object, refer: Refer, depth: int = 0) -> Json:
     return refer(value)
 
 
-def decode(value: Json, resolve: Resolve, depth: int = 0) -> Any:
+def decode(value: Json, resolve: Resolve, max_depth: int = MAX_DEPTH) -> Any:
     """
     Args:
-        resolve: called with ("theirs" or "yours", number).
+        resolve: called with ("theirs" or "yours", number); raises NotPlain if there is none of that number.
 
     Raises:
         NotPlain: it is not what `encode` makes.
     """
-    if depth > MAX_DEPTH:
-        raise NotPlain(f"nested more than {MAX_DEPTH} deep")
+    if max_depth < 0:
+        raise NotPlain("nested too deep")
     if isinstance(value, list):
-        return [decode(item, resolve, depth + 1) for item in value]
+        return [decode(item, resolve, max_depth - 1) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) != 1:
         raise NotPlain("a value with more than one tag")
     ((tag, content),) = value.items()
     try:
-        return _decode_tagged(tag, content, resolve, depth)
+        return _decode_tagged(tag, content, resolve, max_depth)
     except NotPlain:
         raise
-    except (TypeError, ValueError, ArithmeticError, KeyError, OverflowError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise NotPlain(f"no proper {str(tag)[:20]}: {type(error).__name__}") from None
 
 
-def _decode_tagged(tag: str, content: Json, resolve: Resolve, depth: int) -> Any:
+def _decode_tagged(tag: str, content: Json, resolve: Resolve, max_depth: int) -> Any:
     if tag in ("theirs", "yours"):
         if type(content) is not int:
             raise NotPlain("a reference is a number")
@@ -109,14 +114,14 @@ def _decode_tagged(tag: str, content: Json, resolve: Resolve, depth: int) -> Any
         return NAMED_TYPES[content]
     if tag in _READERS:
         return _READERS[tag](content)
-    items = decode(content, resolve, depth + 1)
-    if tag == "tuple":
-        return tuple(items)
-    if tag == "dict":
-        return dict(items)
-    if tag in _DICTS:
-        return _DICTS[tag](None, items) if tag == "defaultdict" else _DICTS[tag](dict(items))
-    return _BY_NAME[tag](items)
+    if not isinstance(content, list):
+        raise NotPlain(f"a {tag[:20]} is a list of its items")
+    if tag == "dict" or tag in _DICTS:
+        whole = {}
+        for key, item in content:
+            whole[decode(key, resolve, max_depth - 1)] = decode(item, resolve, max_depth - 1)
+        return whole if tag == "dict" else _DICTS[tag](whole)
+    return _BY_NAME[tag]([decode(item, resolve, max_depth - 1) for item in content])
 
 
 def pack(message: Json) -> bytes:
@@ -142,9 +147,14 @@ def _refuse(constant: str) -> None:
     raise NotPlain(f"no JSON: {constant}")
 
 
-_DICTS: dict[str, Any] = {"Counter": Counter, "OrderedDict": OrderedDict, "defaultdict": defaultdict}
+_DICTS: dict[str, Any] = {
+    "Counter": Counter,
+    "OrderedDict": OrderedDict,
+    "defaultdict": lambda whole: defaultdict(None, whole),
+}
+_DICT_TYPES = (Counter, OrderedDict, defaultdict)
 _ITERABLES = (set, frozenset, deque)
-_BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in _ITERABLES}
+_BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in (tuple, *_ITERABLES)}
 _WRITTEN: dict[type, tuple[Callable[[Any], Json], Callable[[Json], Any]]] = {
     bytes: (lambda value: base64.b64encode(value).decode(), base64.b64decode),
     bytearray: (lambda value: base64.b64encode(value).decode(), lambda text: bytearray(base64.b64decode(text))),
