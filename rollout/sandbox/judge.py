@@ -8,9 +8,11 @@ import ast
 import builtins
 import symtable
 import sys
-from collections.abc import Callable, Iterator, MutableSequence
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass
-from types import CodeType
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from towline.rollout.sandbox.peer import Peer, PeerGone, carried_exception, describe_exception
@@ -19,6 +21,7 @@ from towline.rollout.sandbox.values import Json, NotPlain, decode, encode
 
 MAX_DETAIL_CHARS = 300
 PROGRAM_ENDED = "the program ended"
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -104,6 +107,9 @@ class Judge:
         self._report = report
         self._remotes: dict[int, Remote] = {}
         self._callbacks: list[Callable[..., Any]] = []
+        self._has_answered = False
+        """In this test. From then on what goes wrong may be the program's doing, so that no program can have its tests
+        blamed."""
 
     def run(self, setup: str, tests: list[str], entry_points: list[str], *, stop_at_first: bool) -> None:
         try:
@@ -134,6 +140,7 @@ class Judge:
             TestFault: it could not be run.
         """
         namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+        self._has_answered = False
         try:
             self._execute_setup(suite, namespace)
             namespace |= self._from_program(suite.wanted[place])
@@ -143,7 +150,7 @@ class Judge:
         except TestFault:
             raise
         except BaseException as error:  # tests may raise what they like
-            if isinstance(error, ImportError) and not _is_carried(error):
+            if isinstance(error, ImportError) and not self._has_answered:
                 raise TestFault(f"test {place + 1} cannot be run: {error}") from None
             return f"{'the program raised ' if _is_carried(error) else ''}{_said(describe_exception(error))}"
         # A bare `except` in a test does not hide that the program is gone.
@@ -172,12 +179,17 @@ class Judge:
                 "args": [encode(one, self._refer) for one in args],
                 "kwargs": {name: encode(one, self._refer) for name, one in kwargs.items()},
             }
-        except NotPlain as error:
-            raise TestFault(f"an argument cannot be given to the program: {error}") from None
-        reply = self._checked(self._peer.ask(request))
+        except (NotPlain, RecursionError) as error:
+            why = f"an argument cannot be given to the program: {error}"
+            raise (NotPlain(why) if self._has_answered else TestFault(why)) from None
+        reply = self._checked(self._answer(request))
         for place, now in reply.get("changed", []):
             _become(args[place], decode(now, self._resolve))
         return decode(reply["value"], self._resolve)
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._has_answered = True
+        return self._peer.ask(request)
 
     def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
         if "raised" in reply:
@@ -192,22 +204,33 @@ class Judge:
             function = self._callbacks[request["of"]]
             args = [decode(one, self._resolve) for one in request["args"]]
             kwargs = {name: decode(one, self._resolve) for name, one in request["kwargs"].items()}
-            return {"value": encode(function(*args, **kwargs), self._refer)}
+            return {"value": encode(function(*args, **kwargs), self._refer_result)}
         except Exception as error:
             return describe_exception(error)
 
     def _refer(self, value: object) -> Json:
         if isinstance(value, Remote):
             return {"yours": object.__getattribute__(value, "_number")}
+        if isinstance(value, KeysView | ValuesView | ItemsView):
+            return encode(list(value), self._refer)
         if not callable(value):
             raise NotPlain(f"it has an object of class {type(value).__name__}; only plain values and functions can be")
         self._callbacks.append(value)
         return {"theirs": len(self._callbacks) - 1}
 
+    def _refer_result(self, value: object) -> Json:
+        """What a test's function made of the program's arguments: a class or an object with a `__call__` may hold
+        operators of the program's, and would come back as the answer."""
+        if isinstance(value, Remote) or type(value) in _FUNCTIONS:
+            return self._refer(value)
+        raise NotPlain(f"the test's function returned an object of class {type(value).__name__}")
+
     def _resolve(self, whose: str, number: int) -> object:
         if whose == "yours":
+            if not 0 <= number < len(self._callbacks):
+                raise NotPlain("a reference to nothing")
             return self._callbacks[number]
-        if number not in self._remotes:
+        if number not in self._remotes:  # whatever the number: it is for the program to know it
             self._remotes[number] = Remote(self._ask, number)
         return self._remotes[number]
 
@@ -216,8 +239,9 @@ def _become(argument: Any, now: Any) -> None:
     """The program changed an argument in place: so do we."""
     if type(argument) is not type(now):
         raise NotPlain("an argument became another type")
-    if isinstance(argument, MutableSequence):
-        argument[:] = now
+    if isinstance(argument, list | bytearray | deque):
+        argument.clear()
+        argument.extend(now)
     elif isinstance(argument, dict | set):
         argument.clear()
         argument.update(now)
