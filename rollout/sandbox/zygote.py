@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from towline.rollout.process_tree import adopt_orphans, children, die_with
 from towline.rollout.sandbox import landlock, limits, namespaces, seccomp
 from towline.rollout.sandbox.judge import Judge, rehearse
-from towline.rollout.sandbox.program import run_as_main
+from towline.rollout.sandbox.program import add_exit_functions, run_as_main
 from towline.rollout.sandbox.solution import Solution
 
 NUM_SPARES = 2
@@ -205,6 +205,7 @@ class Zygote:
         elif order["role"] == "solution":
             questions, code = descriptors
             program = _take(code).decode(errors="surrogatepass")
+            add_exit_functions()
             self._confine(order)
             Solution(program, questions).serve()
         else:
@@ -213,6 +214,7 @@ class Zygote:
             for number, descriptor in enumerate(standard):
                 os.dup2(descriptor, number)
             _close_all_but()
+            add_exit_functions()
             self._confine(order)
             run_as_main(program)
 
