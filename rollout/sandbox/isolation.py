@@ -31,7 +31,7 @@ class Isolation:
 
 
 PROBE = r"""
-import json, os, sys
+import fcntl, json, os, sys
 asked = json.load(sys.stdin)
 can = []
 def attempt(what, action):
@@ -52,7 +52,7 @@ def local_socket():
 attempt("reads your files", lambda: open(asked["secret"]).close())
 attempt("lists your folders", lambda: os.listdir(asked["folder"]))
 attempt("writes files", lambda: open(os.path.join(asked["folder"], "written"), "w").close())
-attempt("writes shared memory", lambda: os.close(os.open("/dev/shm/towline-probe", os.O_CREAT | os.O_EXCL | os.O_RDWR)))
+attempt("writes shared memory", lambda: os.close(os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)))
 attempt("changes files", lambda: os.chmod(asked["secret"], 0o600))
 attempt("deletes files", lambda: os.unlink(asked["secret"]))
 attempt("starts processes", fork)
@@ -60,6 +60,7 @@ attempt("starts programs", lambda: os.posix_spawn("/bin/true", ["true"], {}))
 attempt("opens network sockets", connect)
 attempt("opens local sockets", local_socket)
 attempt("signals other processes", lambda: os.kill(asked["process"], 0))
+attempt("signals other processes by way of a descriptor", lambda: fcntl.fcntl(0, fcntl.F_SETOWN, asked["process"]))
 attempt("looks into other processes", lambda: open(f"/proc/{asked['process']}/environ", "rb").close())
 print(json.dumps(can))
 """

@@ -18,6 +18,9 @@ _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCKET_TYPE_MASK = 1, 1, 0xF
 _HARMLESS_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+_HARMLESS_FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN and F_SETSIG: with them a
+descriptor sends any process of this user any signal."""
 _SET_NO_NEW_PRIVILEGES, _SET_MODE_FILTER = 38, 1
 
 _INSTRUCTION = struct.Struct("HBBI")
@@ -80,8 +83,9 @@ def _program(name: str) -> list[bytes]:
         *(_argument(0), _do(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0), refuse),
         *(_argument(1), _do(_AND, _SOCKET_TYPE_MASK), _do(_JUMP_IF_EQUAL, _SOCK_STREAM, 1, 0), refuse, allow),
     )
-    of_ioctl = [part for code in _HARMLESS_IOCTLS for part in (_do(_JUMP_IF_EQUAL, code, 0, 1), allow)]
-    when("ioctl", _argument(1), *of_ioctl, refuse)
+    for call, harmless in (("ioctl", _HARMLESS_IOCTLS), ("fcntl", _HARMLESS_FCNTLS)):
+        commands = [part for code in harmless for part in (_do(_JUMP_IF_EQUAL, code, 0, 1), allow)]
+        when(call, _argument(1), *commands, refuse)
     return [*program, refuse]
 
 

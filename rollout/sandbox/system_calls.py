@@ -17,7 +17,7 @@ _BOTH = {
     "gettimeofday": (96, 169), "times": (100, 153), "getitimer": (36, 102), "setitimer": (38, 103),
     "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "getuid": (102, 174), "geteuid": (107, 175),
     "getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158), "getpgid": (121, 155), "getsid": (124, 156),
-    "uname": (63, 160), "sysinfo": (99, 179), "getcwd": (79, 17), "umask": (95, 166), "fcntl": (72, 25),
+    "uname": (63, 160), "sysinfo": (99, 179), "getcwd": (79, 17), "umask": (95, 166),
     "getrlimit": (97, 163), "setrlimit": (160, 164), "getrusage": (98, 165), "wait4": (61, 260), "waitid": (247, 95),
     "sched_getaffinity": (204, 123), "getcpu": (309, 168), "getdents64": (217, 61), "readlinkat": (267, 78),
     "faccessat": (269, 48), "faccessat2": (439, 439), "statx": (332, 291), "fadvise64": (221, 223),
@@ -36,7 +36,7 @@ _X86_64_ONLY = {
 }  # fmt: skip
 _LIMITED = {
     "ioctl": (16, 29), "kill": (62, 129), "tgkill": (234, 131), "clone": (56, 220), "prlimit64": (302, 261),
-    "socketpair": (53, 199), "seccomp": (317, 277),
+    "socketpair": (53, 199), "seccomp": (317, 277), "fcntl": (72, 25),
 }  # fmt: skip
 """Refused, or allowed with some arguments only."""
 _NEWER = {"clone3": (435, 435), "openat2": (437, 437)}
