@@ -4,9 +4,10 @@ have namespaces."""
 
 import ctypes
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
+
+from towline.rollout.sandbox import capabilities
 
 _NEW_USER, _NEW_FILES, _NEW_NETWORK, _NEW_SHARED_MEMORY = 0x10000000, 0x00020000, 0x40000000, 0x08000000
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
@@ -14,7 +15,6 @@ _NO_SET_UID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
 _LOCKED = 2 | 4 | 8 | 1024 | 2048
 """Flags that a mount of the outer namespace keeps when it is mounted again."""
 _DETACH = 2
-_CAPABILITY_VERSION = 0x20080522
 _MOUNT_POINT = Path("/proc")
 """There everywhere, and nothing below it is wanted inside."""
 
@@ -43,12 +43,13 @@ def confine(readable: Sequence[Path], writable: Sequence[Path]) -> None:
     _checked(_libc.pivot_root(b".", b"."), "pivot_root")
     _checked(_libc.umount2(b".", _DETACH), "umount")
     os.chdir("/")
-    header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)
-    _checked(_libc.capset(header, none), "capset")
+    capabilities.drop()
 
 
 def _bind(path: Path, *, read_only: bool) -> None:
     target = _MOUNT_POINT / path.relative_to("/")
+    if target.exists():  # with a folder above it
+        return
     if path.is_dir():
         target.mkdir(parents=True, exist_ok=True)
     else:

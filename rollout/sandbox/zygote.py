@@ -14,14 +14,14 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from towline.rollout.process_tree import adopt_orphans, children, die_with
-from towline.rollout.sandbox import landlock, limits, namespaces, seccomp
+from towline.rollout.sandbox import capabilities, landlock, limits, namespaces, seccomp
 from towline.rollout.sandbox.judge import Judge, rehearse
 from towline.rollout.sandbox.program import add_exit_functions, run_as_main
 from towline.rollout.sandbox.solution import Solution
@@ -42,6 +42,8 @@ _SYSTEM_FILES = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime",
     "/dev/zero", "/dev/urandom",
 )  # fmt: skip
+
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Zygote:
         for name in _PRELOADED:
             importlib.import_module(name)
         self._own_bytes = limits.used_bytes()
-        readable = [Path(path) for path in (*_SYSTEM_FILES, *_standard_library())]
+        readable = [*map(Path, _SYSTEM_FILES), *_files_of_standard_library()]
         adopt_orphans()
         limits.confine_template()
         os.environ.clear()
@@ -91,6 +93,8 @@ class Zygote:
                 found = landlock.confine(readable, [Path(os.devnull)])
             elif self._files == "namespaces":
                 namespaces.confine(readable, [Path(os.devnull)])
+            if self._files != NO_FILES:
+                capabilities.drop()
         except OSError as error:
             return {"failed": f"{self._files}: {error.strerror or error}"}
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -119,8 +123,9 @@ class Zygote:
                 with suppress(KeyError):
                     poll.unregister(descriptor)
                 self._jobs.pop(descriptor).socket.close()
-            while len(self._spares) < NUM_SPARES:
-                self._make_spare()
+            with suppress(OSError):  # no more processes now; whatever wakes us next is another try
+                while len(self._spares) < NUM_SPARES:
+                    self._spares.append(self._make_spare())
 
     def _take_order(self, poll: select.poll) -> bool:
         try:
@@ -153,24 +158,35 @@ class Zygote:
             self._start(job, order | {"role": "solution"}, [of_solution.fileno(), code])
 
     def _start(self, job: _Job, order: dict[str, Any], descriptors: Sequence[int]) -> None:
-        if not self._spares:
-            self._make_spare()
-        spare = self._spares.popleft()
-        job.processes[spare.pid] = order["role"]
-        with spare.socket:
-            socket.send_fds(spare.socket, [json.dumps(order).encode()], descriptors)
+        while True:
+            is_new = not self._spares
+            spare = self._make_spare() if is_new else self._spares.popleft()
+            job.processes[spare.pid] = order["role"]
+            try:
+                with spare.socket:
+                    socket.send_fds(spare.socket, [json.dumps(order).encode()], descriptors)
+                return
+            except OSError:  # it was killed while it waited
+                if is_new:
+                    raise
+                del job.processes[spare.pid]
 
-    def _make_spare(self) -> None:
+    def _make_spare(self) -> _Spare:
         """
         Raises:
             OSError: no more processes.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         if pid == 0:
             self._become_spare(theirs)
         theirs.close()
-        self._spares.append(_Spare(pid, ours))
+        return _Spare(pid, ours)
 
     def _become_spare(self, orders: socket.socket) -> NoReturn:
         """Do all that can be done before it is known what for, then that."""
@@ -236,7 +252,10 @@ class Zygote:
 
     def _note_end(self, pid: int, status: int) -> None:
         job = next((job for job in self._jobs.values() if pid in job.processes), None)
-        if job is None:
+        if job is None:  # one that waited: killed by a machine out of memory, say
+            for spare in [spare for spare in self._spares if spare.pid == pid]:
+                self._spares.remove(spare)
+                spare.socket.close()
             return
         what = job.processes.pop(pid)
         report = {"tests_ended" if what == "judge" else "ended": os.waitstatus_to_exitcode(status)}
@@ -293,6 +312,13 @@ def _standard_library() -> list[Path]:
     """Folders and archives in which this interpreter looks for it."""
     here = Path(os.__file__).parent
     return [here, here / "lib-dynload"]
+
+
+def _files_of_standard_library() -> Iterator[Path]:
+    """Not what users install next to it: data sets may be there, with their answers."""
+    for folder in _standard_library():
+        if folder.is_dir():
+            yield from (path for path in folder.iterdir() if path.name not in _INSTALLED)
 
 
 def main() -> None:
