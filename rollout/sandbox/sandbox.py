@@ -116,7 +116,8 @@ class Sandbox:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        """A process that was killed hangs up a moment before it has ended."""
+        return self._process.poll() is None and not _has_hung_up(self._control)
 
     def hang_up(self) -> None:
         self._control.close()
@@ -203,7 +204,7 @@ class Sandbox:
         """What is killed from outside says nothing about the program."""
         if why := next((report["not_started"] for report in reports if "not_started" in report), None):
             raise RewardError(f"the sandbox cannot start a process: {why}")
-        if job.was_cut_off or {"tests_ended": -signal.SIGKILL} in reports:
+        if (job.was_cut_off and {"done": True} not in reports) or {"tests_ended": -signal.SIGKILL} in reports:
             raise SandboxEnded(
                 "a process of the sandbox was killed from outside; see whether the node is out of memory"
             )
@@ -322,6 +323,12 @@ class _Output:
 
 def _encoded(code: str) -> bytes:
     return code.encode(errors="surrogatepass")
+
+
+def _has_hung_up(found: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(found, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _readable(found: socket.socket, deadline: float) -> bool:
