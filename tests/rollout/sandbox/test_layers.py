@@ -19,7 +19,7 @@ from towline.rollout.sandbox import zygote as zygote_module
 from towline.rollout.sandbox.isolation import PROBE, Isolation, IsolationError, judge_probe
 from towline.rollout.sandbox.limits import Limits
 from towline.rollout.sandbox.sandbox import Sandbox, open_sandbox
-from towline.rollout.sandbox.zygote import FILES, NO_FILES, Zygote
+from towline.rollout.sandbox.zygote import FILES, NO_FILES, NUM_SPARES, Zygote
 
 ATTEMPTS = {line.split('"')[1] for line in PROBE.splitlines() if line.startswith('attempt("')}
 BY_FILES = {"reads your files", "lists your folders", "writes files", "writes shared memory"}
@@ -137,6 +137,7 @@ def test_spares_that_were_killed_are_replaced(walled: Sandbox) -> None:
         for pid in spares:
             os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: not set(spares) & set(_family(walled)))  # noqa: B023
+        assert wait_until(lambda: len(_family(walled)) == 1 + NUM_SPARES)
         assert walled.run_program("print(1)", b"", LIMITS).output == b"1\n"
         assert walled.run_tests("f = 4", ["assert f == 4"], "", [], LIMITS, True)[-1] == {"done": True}
         assert _family(walled)[0] == zygote
@@ -163,6 +164,7 @@ def test_a_zygote_without_more_processes_says_so_and_lives(monkeypatch: pytest.M
     monkeypatch.setattr(zygote, "_filter", object())  # or it would sweep the children of this process
     thread = threading.Thread(target=zygote.serve)
     with ours, theirs, job, end:
+        job.settimeout(20.0)
         thread.start()
         for _ in range(2):
             order = {"kind": "program", "seconds": 1.0, "memory_bytes": 2**20}
