@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A folder appears only when it is whole (publish_folder.py), so being there is being complete.
 PRODUCTS = {
     "smollm2": [ROOT / "models/SmolLM2-135M-Instruct"],
-    "tiny": [ROOT / "models/tiny-sort"],
-    "tasks": [ROOT / "data/last-number", ROOT / "data/sort"],
+    "tiny": [ROOT / "models/tiny-sort", ROOT / "models/tiny-code"],
+    "tasks": [ROOT / "data/last-number", ROOT / "data/sort", ROOT / "data/code"],
 }
 
 
@@ -25,9 +25,10 @@ def make(product: str, destination: Path) -> None:
 
         make_smollm2(destination)
     elif product == "tiny":
-        from tiny_model import make_tiny_sort
+        from tiny_lessons import LESSONS
+        from tiny_model import make_tiny_model
 
-        make_tiny_sort(destination)
+        make_tiny_model(LESSONS[destination.name], destination)
     else:
         from tasks import make_task
 

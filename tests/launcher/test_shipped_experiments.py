@@ -24,3 +24,4 @@ def test_a_shipped_experiment_loads(path: Path) -> None:
 def test_a_right_answer_and_a_tenth_for_its_form_is_shipped() -> None:
     lines = {path.stem: formula(load_experiment(path).rewards) for path in EXPERIMENTS}
     assert lines["tiny-grpo"] == lines["last-number"] == "1.0 · math_answer + 0.1 · format"
+    assert lines["tiny-code"] == "1.0 · code_tests"
