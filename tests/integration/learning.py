@@ -1,6 +1,6 @@
-"""Do members of the GRPO family learn? Held-out accuracy before and after a few steps of the small sorting task.
+"""Do members of the GRPO family learn? Held-out accuracy before and after a few steps of a small task.
 
-    python tests/integration/learning.py [--seeds 0 1 2] [--members GRPO RLOO]
+    python tests/integration/learning.py [--task sort] [--seeds 0 1 2] [--members GRPO RLOO]
 
 A run starts six processes and needs 20 s for it, so a dozen of them take longer than they teach. Here two workers,
 `learning_worker.py`, each load engine and trainer once and go through their half of the learnings.
@@ -26,15 +26,20 @@ WORKER = Path(__file__).with_name("learning_worker.py")
 NUM_WORKERS = 2
 LIMIT_S = 1500.0
 SEEDS = (0, 1, 2)
-SETTINGS = (
-    "steps=12",
-    "trainer.learning_rate=2e-4",
-    "trainer.warmup_steps=4",
-    # Off policy after the first of four inner steps, so that the clips act.
-    "trainer.inner_epochs=2",
-    "trainer.minibatches=2",
-)
-"""Of all members, on top of jobs/experiments/tiny-grpo.toml."""
+EXPERIMENTS = Path(__file__).parents[2] / "jobs" / "experiments"
+TASKS = {
+    "sort": (
+        EXPERIMENTS / "tiny-grpo.toml",
+        "steps=12",
+        "trainer.learning_rate=2e-4",
+        "trainer.warmup_steps=4",
+        # Off policy after the first of four inner steps, so that the clips act.
+        "trainer.inner_epochs=2",
+        "trainer.minibatches=2",
+    ),
+    "code": (EXPERIMENTS / "tiny-code.toml", "steps=8"),
+}
+"""By name: the experiment, and the settings of all members on top of it."""
 MEMBERS = {
     "GRPO": ("trainer.kl_beta=0.04",),
     "Dr. GRPO": ("trainer.scale=none", "trainer.normaliser=constant", "trainer.kl_beta=0"),
@@ -79,7 +84,7 @@ def pooled_difference(learnings: Sequence[Learning]) -> Interval:
     )
 
 
-def learn(members: Sequence[str], seeds: Sequence[int], folder: Path) -> dict[str, list[Learning]]:
+def learn(members: Sequence[str], seeds: Sequence[int], folder: Path, task: str = "sort") -> dict[str, list[Learning]]:
     """By member, in the order of the seeds.
 
     Args:
@@ -94,7 +99,7 @@ def learn(members: Sequence[str], seeds: Sequence[int], folder: Path) -> dict[st
         log = folder / f"worker-{number}.log"
         with log.open("w") as output:
             launches[log] = subprocess.Popen(
-                [sys.executable, WORKER, folder, *share],
+                [sys.executable, WORKER, folder, task, *share],
                 stdout=output, stderr=output, cwd=folder, env=environment,
             )  # fmt: skip
     wait_for_all(launches, LIMIT_S)
@@ -121,11 +126,12 @@ def _shown(before: list[bool], after: list[bool], difference: Interval) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, default="sort")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--members", nargs="+", choices=MEMBERS, default=list(MEMBERS), metavar="NAME")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="towline-learning-") as folder:
-        print(table(learn(options.members, options.seeds, Path(folder))))
+        print(table(learn(options.members, options.seeds, Path(folder), options.task)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One process of real parts, in which members of the GRPO family learn one after the other. Used by `learning.py`.
 
-    python learning_worker.py FOLDER MEMBER:SEED...
+    python learning_worker.py FOLDER TASK MEMBER:SEED...
 
 vLLM generates, the experiment's rewards grade, `grpo.train` trains on DeepSpeed, and each version travels through the
 real stream to the real receiver. A learning begins with a fresh optimiser and the weights of the model folder, which
@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from integration.learning import MEMBERS, SETTINGS, Learning
+from integration.learning import MEMBERS, TASKS, Learning
+from integration.other_tests import held_out_programs
 from towline.jobs.experiment import ExperimentConfig, load_experiment
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.grading import Grader
@@ -44,11 +45,10 @@ from towline.trainer.reference import Reference
 from towline.trainer.rollout_batch import ScoredGroup
 from towline.trainer.weight_publisher import publish_weights
 
-EXPERIMENT = Path(__file__).parents[2] / "jobs" / "experiments" / "tiny-grpo.toml"
 TRANSFER_TIMEOUT_S = 60.0
 GRADING_LIMIT_S = 60.0
 CONTEXT_TOKENS = 64
-"""Of this task a prompt and its completion have fewer than 32."""
+"""Of either task a prompt and its completion have fewer than 32."""
 
 
 class Sampler:
@@ -170,8 +170,8 @@ class Circle:
     def learn(self, member: str, experiment: ExperimentConfig) -> Learning:
         began = time.process_time()
         run, seed, config = RunDirectory(self._folder), experiment.seed, experiment.trainer
-        training, held_out = training_work(experiment, run), evaluation_work(experiment, run)
-        assert held_out is not None
+        training = training_work(experiment, run)
+        held_out = evaluation_work(experiment, run) or held_out_programs(training)
         torch.manual_seed(seed)
         # A copy: to prove anew that a model can be packed takes as long as a step.
         trainer = DeepSpeedEngine(copy.deepcopy(self._policy), config)
@@ -203,13 +203,14 @@ class Circle:
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    path, *settings = TASKS[sys.argv[2]]
     # DeepSpeed asks for these, though no launcher started us.
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     gc.freeze()
     circle: Circle | None = None
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         member, seed = name.split(":")
-        experiment = load_experiment(EXPERIMENT, (*SETTINGS, *MEMBERS[member], f"seed={seed}"))
+        experiment = load_experiment(path, (*settings, *MEMBERS[member], f"seed={seed}"))
         circle = circle or Circle(experiment, folder)
         (folder / f"{name}.json").write_text(json.dumps(asdict(circle.learn(member, experiment))))
     if circle is not None:
