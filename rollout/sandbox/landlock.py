@@ -25,11 +25,12 @@ def version() -> int:
     return max(0, _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG))
 
 
-def confine(readable: Sequence[Path], writable: Sequence[Path]) -> int:
+def confine(readable: Sequence[Path], writable: Sequence[Path], listable: Sequence[Path] = ()) -> int:
     """
     Args:
         readable: files and folders with all below them. What is not there is passed over.
         writable: files that may be read and written.
+        listable: folders of which the names below may be seen, and no more.
 
     Returns:
         The version of the interface.
@@ -47,6 +48,8 @@ def confine(readable: Sequence[Path], writable: Sequence[Path]) -> int:
     try:
         for path in readable:
             _allow(ruleset, path, _EXECUTE | _READ_FILE | _READ_FOLDER)
+        for path in listable:
+            _allow(ruleset, path, _READ_FOLDER)
         for path in writable:
             _allow(ruleset, path, _READ_FILE | _WRITE_FILE)
         _checked(_libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0))

@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(readable: Sequence[Path], writable: Sequence[Path]) -> None:
-    """Arguments are those of `landlock.confine`.
+    """Arguments are those of `landlock.confine`; folders above what is readable can be listed.
 
     Raises:
         OSError: the kernel, or its administrator, does not let us. The process is then in between, and must end.

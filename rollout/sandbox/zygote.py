@@ -90,7 +90,8 @@ class Zygote:
             if self._wants_filter:
                 self._filter = seccomp.Filter()
             if self._files == "landlock":
-                found = landlock.confine(readable, [Path(os.devnull)])
+                # An import looks into the folder itself before it opens a file.
+                found = landlock.confine(readable, [Path(os.devnull)], _standard_library())
             elif self._files == "namespaces":
                 namespaces.confine(readable, [Path(os.devnull)])
             if self._files != NO_FILES:

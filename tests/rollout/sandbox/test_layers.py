@@ -265,3 +265,11 @@ def test_a_machine_whose_system_calls_are_unknown_is_refused() -> None:
     assert found.returncode == 1
     assert "programs cannot be shut in on this machine" in found.stderr
     assert "no table of system calls for i686; there are x86_64, aarch64" in found.stderr
+
+
+def test_the_whole_standard_library_can_be_imported(walled: Sandbox) -> None:
+    code = (
+        "import importlib\nimportlib.invalidate_caches()\nimport wave, sqlite3, xml.dom.minidom, curses.ascii\nprint(1)"
+    )
+    outcome = walled.run_program(code, b"", Limits(seconds=30.0))
+    assert (outcome.output, outcome.error) == (b"1\n", "")
