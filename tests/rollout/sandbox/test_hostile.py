@@ -17,10 +17,12 @@ import pytest
 from hostile_programs import GOOD, MARK, PROGRAMS, SECRET, SHARED_KEY, Hostile
 from scoring_pools import children, is_running, open_files, wait_until
 from towline.rollout.rewards.code_tests import CodeTests
+from towline.rollout.rewards.config import RewardConfig
 from towline.rollout.rewards.verdict import Verdict
 from towline.rollout.sandbox.limits import Limits
 from towline.rollout.sandbox.sandbox import sandbox
 from towline.rollout.sandbox.zygote import NUM_SPARES
+from towline.rollout.scoring import MAX_ITEM_CHARS, ScoringPool
 from towline.storage.records import ScoreStatus
 
 OVERHEAD_S = 5.0
@@ -160,3 +162,25 @@ def test_many_at_once_do_not_disturb_each_other(machine: Machine) -> None:
         assert judged(PROGRAMS[name], machine).value == PROGRAMS[name].value
     thread.join()
     assert values == [1.0] * 60
+
+
+@pytest.mark.slow
+def test_a_pool_grades_all_of_them_among_good_ones_and_is_unharmed(machine: Machine, tmp_path: Path) -> None:
+    """As in a run: two workers, one limit for all, every hostile program beside a good one."""
+    limit_s = 3.0
+    # The pool reads no completion that is longer than any policy writes.
+    programs = [one for one in PROGRAMS.values() if len(one.code) < MAX_ITEM_CHARS]
+    assert len(programs) >= len(PROGRAMS) - 1
+    items = [
+        (one.completion(machine.places), one.gold(machine.places)) for program in programs for one in (program, GOOD)
+    ]
+    before = machine.state(), len(children())
+    table = RewardConfig(use="code_tests", weight=1.0, limit_s=limit_s, memory_mib=512)
+    with ScoringPool([table], 2, 30.0, tmp_path) as pool:
+        scores = pool.score_many(items)
+        assert pool._num_started == 2, "no worker was replaced"
+    assert [score.detail for score in scores if score.status is not ScoreStatus.OK] == []
+    assert [score.total for score in scores[::2]] == [program.value for program in programs]
+    assert {score.total for score in scores[1::2]} == {1.0}
+    assert wait_until(lambda: len(children()) == before[1])
+    assert machine.state() == before[0]
