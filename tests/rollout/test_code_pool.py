@@ -66,6 +66,7 @@ def test_partial_credit_is_the_share_of_tests_passed(tmp_path: Path) -> None:
         assert [score.total for score in pool.score_many([(HALF, GOLD), (RIGHT, GOLD), (WRONG, GOLD)])] == [0.5, 1, 0]
 
 
+@pytest.mark.slow
 def test_a_smaller_memory_is_enough_for_less(tmp_path: Path) -> None:
     code = "def f(x):\n    y = bytearray(200 * 2**20)\n    return 2 * x"
     for memory_mib, value in ((64, 0.0), (512, 1.0)):
@@ -121,6 +122,7 @@ def without_walls(*arguments: str, allow: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--bare",)])
 def test_a_machine_without_walls_is_refused_with_the_reasons_and_the_mend(arguments: tuple[str, ...]) -> None:
     said = without_walls(*arguments, allow="no")
@@ -129,6 +131,7 @@ def test_a_machine_without_walls_is_refused_with_the_reasons_and_the_mend(argume
     assert "allow_unsandboxed = true" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "isolation"), [((), "seccomp + rlimits"), (("--bare",), "rlimits")])
 def test_it_is_used_where_that_is_allowed(arguments: tuple[str, ...], isolation: str) -> None:
     assert without_walls(*arguments, allow="allow") == f"{isolation} [1.0, 0.0]\n"

@@ -12,6 +12,7 @@ from towline.rollout.rewards.code_tests import CodeTests
 from towline.rollout.rewards.verdict import Verdict
 from towline.rollout.sandbox.limits import Limits
 
+pytestmark = pytest.mark.slow
 GRADE = CodeTests(limits=Limits(seconds=20.0))
 """A solution takes a fraction of a second; machines of tests are busy."""
 
@@ -41,7 +42,6 @@ def test_all_solutions_pass_as_continuations_of_their_prompts(tasks: list[Row]) 
     assert {task: verdict for task, verdict in found.items() if verdict != Verdict(value=1.0)} == {}
 
 
-@pytest.mark.slow
 def test_all_solutions_pass_as_blocks(tasks: list[Row]) -> None:
     found = verdicts([(row, block(solution(row))) for row in tasks])
     assert {task: verdict for task, verdict in found.items() if verdict != Verdict(value=1.0)} == {}
@@ -67,7 +67,6 @@ def test_every_mutant_is_wrong_in_plain_python_and_gets_nothing(tasks: list[Row]
     assert {task: verdict for task, verdict in found.items() if names[task] not in verdict.detail} == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_other_mutants_get_what_plain_python_gives_them(tasks: list[Row], number: int) -> None:
     pairs = [(row, code) for row in tasks for code in islice(wrong_solutions(row), number, number + 1)]

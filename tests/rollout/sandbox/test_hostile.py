@@ -25,6 +25,7 @@ from towline.rollout.sandbox.zygote import NUM_SPARES
 from towline.rollout.scoring import MAX_ITEM_CHARS, ScoringPool
 from towline.storage.records import ScoreStatus
 
+pytestmark = pytest.mark.slow
 OVERHEAD_S = 5.0
 """For a machine with other work."""
 
@@ -164,7 +165,6 @@ def test_many_at_once_do_not_disturb_each_other(machine: Machine) -> None:
     assert values == [1.0] * 60
 
 
-@pytest.mark.slow
 def test_a_pool_grades_all_of_them_among_good_ones_and_is_unharmed(machine: Machine, tmp_path: Path) -> None:
     """As in a run: two workers, one limit for all, every hostile program beside a good one."""
     limit_s = 3.0
