@@ -7,13 +7,13 @@ The filter is a program for the kernel's classic BPF machine over `struct seccom
 import ctypes
 import os
 import struct
+from itertools import pairwise
 
 from towline.rollout.sandbox.system_calls import AUDIT_ARCHITECTURE, always_allowed, machine, number_of
 
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _JUMP_IF_BITS, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NOT_PERMITTED, _NO_SUCH_CALL = 1, 38
-_X32_BIT = 0x40000000
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCKET_TYPE_MASK = 1, 1, 0xF
 _HARMLESS_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -60,33 +60,47 @@ class Filter:
 
 def _program(name: str) -> list[bytes]:
     """Anything but what is allowed fails with EPERM; a call of another architecture ends the process."""
-    refuse = _do(_RETURN, _ERROR | _NOT_PERMITTED)
-    allow = _do(_RETURN, _ALLOW)
+    rules = _limited(name)
+    rules |= {number: _ALWAYS for number in always_allowed(name)}
+    firsts = sorted({0} | rules.keys() | {number + 1 for number in rules})
+    pieces = [(first, rules.get(first, _NEVER)) for first in firsts]
+    joined = [piece for before, piece in pairwise([(0, []), *pieces]) if piece[1] is not before[1]]
     program = [_do(_LOAD, 4), _do(_JUMP_IF_EQUAL, AUDIT_ARCHITECTURE[name], 1, 0), _do(_RETURN, _KILL), _do(_LOAD, 0)]
-    if name == "x86_64":
-        program += [_do(_JUMP_IF_AT_LEAST, _X32_BIT, 0, 1), refuse]
-    for number in always_allowed(name):
-        program += [_do(_JUMP_IF_EQUAL, number, 0, 1), allow]
-    for call in ("clone3", "openat2"):
-        program += [_do(_JUMP_IF_EQUAL, number_of(call, name), 0, 1), _do(_RETURN, _ERROR | _NO_SUCH_CALL)]
+    return [*program, *_search(joined)]
 
-    def when(call: str, *rule: bytes) -> None:
-        """The rule is the end of it: it refuses or allows."""
-        program.extend([_do(_JUMP_IF_EQUAL, number_of(call, name), 0, len(rule)), *rule])
 
-    for call in ("kill", "tgkill"):
-        when(call, _argument(0), _IS_THIS_PROCESS, refuse, allow)
-    when("prlimit64", _argument(0), _do(_JUMP_IF_EQUAL, 0, 1, 0), refuse, allow)
-    when("clone", _argument(0), _do(_JUMP_IF_BITS, _CLONE_THREAD, 1, 0), refuse, allow)
-    when(
-        "socketpair",  # unnamed, between threads of this process: event loops wake themselves with one
-        *(_argument(0), _do(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0), refuse),
-        *(_argument(1), _do(_AND, _SOCKET_TYPE_MASK), _do(_JUMP_IF_EQUAL, _SOCK_STREAM, 1, 0), refuse, allow),
-    )
+def _search(rules: list[tuple[int, list[bytes]]]) -> list[bytes]:
+    """By halves: as a filter is put up, the kernel goes through it for every call that there is.
+
+    Args:
+        rules: in order: number of a call, and what holds from there to the next.
+    """
+    if len(rules) == 1:
+        return rules[0][1]
+    middle = len(rules) // 2
+    below, above = _search(rules[:middle]), _search(rules[middle:])
+    return [_do(_JUMP_IF_AT_LEAST, rules[middle][0], len(below), 0), *below, *above]
+
+
+def _limited(name: str) -> dict[int, list[bytes]]:
+    """Number → rule of calls whose arguments count, and of those that are to be missed by the C library."""
+    own_process = [_argument(0), _IS_THIS_PROCESS, _REFUSED, _ALLOWED]
+    rules = {
+        "clone3": [_MISSING],
+        "openat2": [_MISSING],
+        "kill": own_process,
+        "tgkill": own_process,
+        "prlimit64": [_argument(0), _do(_JUMP_IF_EQUAL, 0, 1, 0), _REFUSED, _ALLOWED],
+        "clone": [_argument(0), _do(_JUMP_IF_BITS, _CLONE_THREAD, 1, 0), _REFUSED, _ALLOWED],
+        "socketpair": [  # unnamed, between threads of this process: event loops wake themselves with one
+            *(_argument(0), _do(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0), _REFUSED),
+            *(_argument(1), _do(_AND, _SOCKET_TYPE_MASK), _do(_JUMP_IF_EQUAL, _SOCK_STREAM, 1, 0), _REFUSED, _ALLOWED),
+        ],
+    }
     for call, harmless in (("ioctl", _HARMLESS_IOCTLS), ("fcntl", _HARMLESS_FCNTLS)):
-        commands = [part for code in harmless for part in (_do(_JUMP_IF_EQUAL, code, 0, 1), allow)]
-        when(call, _argument(1), *commands, refuse)
-    return [*program, refuse]
+        commands = [part for code in harmless for part in (_do(_JUMP_IF_EQUAL, code, 0, 1), _ALLOWED)]
+        rules[call] = [_argument(1), *commands, _REFUSED]
+    return {number_of(call, name): rule for call, rule in rules.items()}
 
 
 def _do(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -100,3 +114,6 @@ def _argument(place: int) -> bytes:
 
 _IS_THIS_PROCESS = _do(_JUMP_IF_EQUAL, 0, 1, 0)
 """Its constant is put in by `Filter.confine`."""
+_ALLOWED, _REFUSED = _do(_RETURN, _ALLOW), _do(_RETURN, _ERROR | _NOT_PERMITTED)
+_MISSING = _do(_RETURN, _ERROR | _NO_SUCH_CALL)
+_ALWAYS, _NEVER = [_ALLOWED], [_REFUSED]
