@@ -44,6 +44,7 @@ def run(tmp_path_factory):
 
 
 def _command(process: psutil.Process) -> str:
+    """Empty once it has ended."""
     try:
         return " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -107,5 +108,6 @@ def test_the_ledger_says_what_shut_the_programs_in(run):
 
 def test_no_process_of_the_programs_is_left(run):
     assert any("towline.rollout.sandbox.zygote" in command for command in run.commands), run.commands
-    assert [process for process in run.seen if process.is_running()] == []
+    _, left = psutil.wait_procs(run.seen, timeout=10)
+    assert [command for process in left if (command := _command(process))] == []
     assert run.processes() == []
