@@ -8,6 +8,7 @@ import ast
 import builtins
 import symtable
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass
@@ -152,7 +153,8 @@ class Judge:
         except BaseException as error:  # tests may raise what they like
             if isinstance(error, ImportError) and not self._has_answered:
                 raise TestFault(f"test {place + 1} cannot be run: {error}") from None
-            return f"{'the program raised ' if _is_carried(error) else ''}{_said(describe_exception(error))}"
+            what = f"{'the program raised ' if _is_carried(error) else ''}{_said(describe_exception(error))}"
+            return f"{what}{_line_at(error, suite.tests[place])}"
         # A bare `except` in a test does not hide that the program is gone.
         return f"the program {self._peer.why_gone}" if self._peer.why_gone else None
 
@@ -251,6 +253,13 @@ def _said(reply: dict[str, Any]) -> str:
     names, message = reply.get("raised"), str(reply.get("message", "")).strip()
     name = str(names[0]) if isinstance(names, list) and names else "an exception"
     return f"{name}: {message}" if message else name
+
+
+def _line_at(error: BaseException, test: CodeType) -> str:
+    """Which line of a test of several, for people."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = [line for name, line in frames if name == test.co_filename]
+    return f" at line {lines[-1]}" if lines and lines[-1] > 1 else ""
 
 
 def _is_carried(error: BaseException) -> bool:
