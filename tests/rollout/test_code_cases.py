@@ -138,13 +138,17 @@ def test_asserts_count_when_the_run_is_optimised(option: str) -> None:
     """G2-05"""
     code = f"""
 from towline.rollout.rewards.code_tests import run_tests
+from towline.rollout.sandbox.judge import read_suite
 wrong, right = "def twice(number): return 0", {RIGHT!r}
 print([run_tests(code, {TESTS!r}).value for code in (wrong, right)])
-def check(): assert False
-check()
+assert False
+try:
+    exec(read_suite("", ["assert False"], []).tests[0])
+except AssertionError:
+    print("they count")
 """
     done = subprocess.run([sys.executable, option, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("[0.0, 1.0]\n", "", 0)
+    assert (done.stdout, done.stderr) == ("[0.0, 1.0]\nthey count\n", "")
 
 
 @pytest.mark.parametrize("case", NO_PROGRAMS)
