@@ -23,6 +23,7 @@ from towline.rollout.sandbox.values import Json, NotPlain, decode, encode
 MAX_DETAIL_CHARS = 300
 PROGRAM_ENDED = "the program ended"
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
+_NOTHING = compile("", "<nothing>", "exec")
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -55,7 +56,7 @@ def read_suite(setup: str, tests: list[str], entry_points: list[str]) -> Suite:
     setup_code, setup_free, setup_bound = _read(setup, "the setup", modules)
     for place, test in enumerate(tests, start=1):
         code, free, bound = _read(test, f"test {place}", modules)
-        if not ast.parse(test).body:
+        if code.co_code == _NOTHING.co_code:
             raise TestFault(f"test {place} tests nothing")
         compiled.append(code)
         own = frozenset(entry_points)
@@ -66,15 +67,14 @@ def read_suite(setup: str, tests: list[str], entry_points: list[str]) -> Suite:
 def _read(source: str, name: str, modules: set[str]) -> tuple[CodeType, set[str], set[str]]:
     """Code, names that it uses and does not define, and names that it defines."""
     try:
-        tree = ast.parse(source)
         # Asserts stay, however this interpreter was started.
-        code = compile(tree, f"<{name}>", "exec", dont_inherit=True, optimize=0)
+        code = compile(source, f"<{name}>", "exec", dont_inherit=True, optimize=0)
         table = symtable.symtable(source, f"<{name}>", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TestFault(f"{name} is no Python: {type(error).__name__}: {error}") from None
     bound = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     free = {name for name in _globals_used(table) if name not in bound and not hasattr(builtins, name)}
-    modules |= {name for name in free if name in sys.stdlib_module_names and _is_used_as_module(tree, name)}
+    modules |= {name for name in free & sys.stdlib_module_names if _is_used_as_module(ast.parse(source), name)}
     return code, free, bound
 
 

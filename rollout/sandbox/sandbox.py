@@ -32,7 +32,11 @@ START_LIMIT_S = 60.0
 """For an interpreter from a cold parallel file system."""
 KILL_LIMIT_S = 10.0
 MAX_ERROR_BYTES = 4096
-_START = "import sys; sys.path.append({!r}); from towline.rollout.sandbox.zygote import main; main()"
+_START = (
+    "import os, sys; sys.path.append({!r}); os.register_at_fork = lambda **_: None; "
+    "from towline.rollout.sandbox.zygote import main; main()"
+)
+"""What modules would do in each copy is for processes with threads; random numbers start anew there anyway."""
 _KEPT_ENVIRONMENT = ("LD_LIBRARY_PATH", "PYTHONHOME")
 """Without these the interpreter of an environment module does not start; programs do not see them."""
 

@@ -9,6 +9,7 @@ import gc
 import importlib
 import json
 import os
+import posix
 import select
 import signal
 import socket
@@ -77,6 +78,9 @@ class Zygote:
         """Put up the walls; says which, or why not."""
         for name in _PRELOADED:
             importlib.import_module(name)
+        os.register_at_fork = posix.register_at_fork
+        for _ in range(50):
+            rehearse()
         self._own_bytes = limits.used_bytes()
         readable = [*map(Path, _SYSTEM_FILES), *_files_of_standard_library()]
         adopt_orphans()

@@ -258,3 +258,13 @@ def test_options_of_the_reward_are_those_of_its_runs() -> None:
 )
 def test_no_code_is_a_wrong_answer(gold: str, completion: str) -> None:
     assert grade(completion, gold) == Verdict(value=0.0, detail="no code")
+
+
+def test_each_program_finds_the_interpreter_as_if_it_were_new() -> None:
+    code = "import random, threading\nnumber = random.random()\ndef found(): return number\n"
+    shown = "number, threading.main_thread() is threading.current_thread(), threading.active_count()"
+    first, again = (run_stdio(f"{code}print({shown})", [("", "")]) for _ in range(2))
+    assert first == again
+    assert "True 1" in first.detail
+    assert run_tests(f"{code}random.seed(1)\nrandom.foreign = 1", ["assert 0 <= found() < 1"]) == PASSED
+    assert run_tests(f"{code}foreign = hasattr(random, 'foreign')", ["assert not foreign"]) == PASSED

@@ -487,7 +487,7 @@ def test_which_names_a_suite_wants() -> None:
     assert suite.wanted == ({"f", "h", "helper", "check"}, {"y", "helper", "check"}, {"helper", "check"})
     assert suite.modules == {"string"}
     with pytest.raises(TestFault, match="test 2 is no Python"):
-        read_suite("", ["1", "="], [])
+        read_suite("", ["assert f()", "="], [])
 
 
 def test_asserts_stay_in_optimised_interpreters() -> None:
