@@ -255,7 +255,7 @@ SECRETS = {
     "installed packages": _failing(
         "import os, sys\nsys.path += [os.path.dirname(os.__file__) + '/site-packages']\nimport pip\n"
         "def f(x): return 2 * x",
-        "does not load: ModuleNotFoundError",
+        "does not load: ",
     ),
 }
 _LIES = "\n".join(
