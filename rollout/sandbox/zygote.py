@@ -128,6 +128,8 @@ class Zygote:
                 with suppress(KeyError):
                     poll.unregister(descriptor)
                 self._jobs.pop(descriptor).socket.close()
+            if self._jobs:
+                continue  # whose processes need the processors
             with suppress(OSError):  # no more processes now; whatever wakes us next is another try
                 while len(self._spares) < NUM_SPARES:
                     self._spares.append(self._make_spare())
@@ -204,7 +206,8 @@ class Zygote:
             for number in range(3):
                 os.dup2(nothing, number)
             _close_all_but(orders.fileno())
-            rehearse()
+            if not _is_waiting(orders):
+                rehearse()
             packet, descriptors, _, _ = socket.recv_fds(orders, MAX_PACKET_BYTES, MAX_DESCRIPTORS)
             if packet:
                 orders.close()
@@ -296,6 +299,12 @@ def _kill_group(pid: int) -> None:
             os.killpg(pid, signal.SIGKILL)
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
+
+
+def _is_waiting(orders: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _take(descriptor: int) -> bytes:
