@@ -295,6 +295,7 @@ def test_what_functions_print_is_nobodys() -> None:
     assert verdict("def twice(number):\n    while True: print('y' * 100_000)", SHORT).value == 0.0
 
 
+@pytest.mark.slow
 def test_output_that_is_cut_is_not_compared() -> None:
     """G2-19"""
     expected = "1\n" * 3_000_000
@@ -485,6 +486,7 @@ def test_deep_recursion_and_crashes_are_plain_failures(case: str) -> None:
         assert_the_next_is_right()
 
 
+@pytest.mark.slow
 def test_many_threads_grade_beside_threads_that_log_and_allocate(caplog: pytest.LogCaptureFixture) -> None:
     """G2-29"""
     enough = threading.Event()
@@ -507,6 +509,7 @@ def test_many_threads_grade_beside_threads_that_log_and_allocate(caplog: pytest.
     assert found == [[1.0] * 25] * 8
 
 
+@pytest.mark.slow
 def test_a_hundred_hangs_leave_nothing_behind() -> None:
     """G2-30"""
     assert_the_next_is_right()
