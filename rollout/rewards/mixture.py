@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import inspect
 import math
+import reprlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,7 @@ def _as_verdict(answer: object) -> Verdict:
         return replace(_as_verdict(answer.value), detail=answer.detail[:MAX_DETAIL_CHARS])
     if isinstance(answer, Real) and math.isfinite(value := float(answer)):
         return Verdict(value=value)
-    return _failed(f"returned {answer!r} ({type(answer).__name__}); return a finite number or a Verdict")
+    return _failed(f"returned {reprlib.repr(answer)} ({type(answer).__name__}); return a finite number or a Verdict")
 
 
 def _failed(detail: str) -> Verdict:
