@@ -67,6 +67,7 @@ def test_every_mutant_is_wrong_in_plain_python_and_gets_nothing(tasks: list[Row]
     assert {task: verdict for task, verdict in found.items() if names[task] not in verdict.detail} == {}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("number", range(4))
 def test_other_mutants_get_what_plain_python_gives_them(tasks: list[Row], number: int) -> None:
     pairs = [(row, code) for row in tasks for code in islice(wrong_solutions(row), number, number + 1)]
