@@ -44,6 +44,18 @@ def _parent(entry: Path) -> int | None:
     return None
 
 
+def kill_with_group(pid: int) -> None:
+    """
+    Args:
+        pid: of a child of ours that was not reaped, so that its number is its own; its group goes too if it leads one.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def thread_names() -> list[str]:
     """Of every thread of this process, those of C libraries too."""
     names: list[str] = []

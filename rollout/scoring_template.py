@@ -20,7 +20,14 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from towline.rollout.process_tree import adopt_orphans, children, die_with, outlive_parent, thread_names
+from towline.rollout.process_tree import (
+    adopt_orphans,
+    children,
+    die_with,
+    kill_with_group,
+    outlive_parent,
+    thread_names,
+)
 from towline.rollout.rewards.mixture import RewardPart, code_hash
 from towline.rollout.scoring_messages import MAX_PACKET_BYTES, Message
 from towline.rollout.scoring_worker import load_parts, serve
@@ -153,7 +160,7 @@ class _Template:
     def _end(self, number: int) -> None:
         """Kill a worker's group; what left the group is found when the worker is reaped."""
         for pid in [pid for pid, worker in self._workers.items() if worker == number]:
-            _kill(pid)
+            kill_with_group(pid)
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):
@@ -168,7 +175,7 @@ class _Template:
         deadline = time.monotonic() + within_s
         while left := children() - self._workers.keys() - self._own:
             for pid in left:
-                _kill(pid)
+                kill_with_group(pid)
             self._reap()
             if time.monotonic() > deadline:
                 return False
@@ -177,7 +184,7 @@ class _Template:
 
     def end_everything(self) -> None:
         for pid in self._workers:
-            _kill(pid)
+            kill_with_group(pid)
         self._workers.clear()
         self._own.clear()
         self._sweep(_END_WITHIN_S)
@@ -185,15 +192,6 @@ class _Template:
     def _tell(self, message: Message) -> None:
         with suppress(ConnectionError):  # it hung up: the next read says so
             self._pool.send(json.dumps(message).encode()[:MAX_PACKET_BYTES])
-
-
-def _kill(pid: int) -> None:
-    """A child of ours that was not reaped, so its number is its own; and its group, if it leads one."""
-    with suppress(ProcessLookupError, PermissionError):
-        if os.getpgid(pid) == pid:
-            os.killpg(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def _how(status: int) -> str:
