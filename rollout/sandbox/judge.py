@@ -39,6 +39,8 @@ class Suite:
     tests: tuple[CodeType, ...]
     wanted: tuple[frozenset[str], ...]
     """For each test: the names it and the setup take from the program."""
+    is_setup_alone: bool
+    """The setup takes none, so that what goes wrong in it is its own fault."""
     modules: frozenset[str]
     """Names that stand for modules of the standard library."""
 
@@ -61,7 +63,13 @@ def read_suite(setup: str, tests: list[str], entry_points: list[str]) -> Suite:
         compiled.append(code)
         own = frozenset(entry_points)
         wanted.append(frozenset((free | setup_free) - bound - setup_bound - modules - own) | own)
-    return Suite(setup=setup_code, tests=tuple(compiled), wanted=tuple(wanted), modules=frozenset(modules))
+    return Suite(
+        setup=setup_code,
+        tests=tuple(compiled),
+        wanted=tuple(wanted),
+        is_setup_alone=setup_free <= setup_bound | modules,
+        modules=frozenset(modules),
+    )
 
 
 def _read(source: str, name: str, modules: set[str]) -> tuple[CodeType, set[str], set[str]]:
@@ -143,8 +151,10 @@ class Judge:
         namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
         self._has_answered = False
         try:
+            of_program = self._from_program(suite.wanted[place])
+            namespace |= of_program
             self._execute_setup(suite, namespace)
-            namespace |= self._from_program(suite.wanted[place])
+            namespace |= of_program  # entry points that the setup defines too
             exec(suite.tests[place], namespace)
         except PeerGone as gone:
             return f"the program {gone}"
@@ -163,6 +173,8 @@ class Judge:
             namespace |= {name: __import__(name) for name in suite.modules}
             exec(suite.setup, namespace)
         except BaseException as error:
+            if not suite.is_setup_alone:
+                raise
             raise TestFault(f"the setup cannot be run: {_said(describe_exception(error))}") from None
 
     def _from_program(self, names: frozenset[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ PASSED = Verdict(value=1.0)
         (["assert half(4) == " + "(" * 5000], "", "test 1 is no Python"),
         (["assert half(4) == 2"], "numbers = [", "the setup is no Python"),
         (["assert half(4) == 2"], "raise ValueError('no numbers')", "the setup cannot be run: ValueError: no numbers"),
-        (["assert half(4) == 2"], "numbers = missing", "the setup cannot be run: NameError"),
+        (["assert half(4) == 2"], "numbers = [][0]", "the setup cannot be run: IndexError"),
         (["assert half(4) == 2"], "raise SystemExit(0)", "the setup cannot be run: SystemExit"),
         (["assert half(4) == 2"], "import nonesuch", "the setup cannot be run: ModuleNotFoundError"),
         (["assert half(4) == 2"], "assert 1 == 2", "the setup cannot be run: AssertionError"),
@@ -268,3 +268,21 @@ def test_each_program_finds_the_interpreter_as_if_it_were_new() -> None:
     assert "True 1" in first.detail
     assert run_tests(f"{code}random.seed(1)\nrandom.foreign = 1", ["assert 0 <= found() < 1"]) == PASSED
     assert run_tests(f"{code}foreign = hasattr(random, 'foreign')", ["assert not foreign"]) == PASSED
+
+
+TREE = "class Node:\n    def __init__(self, value):\n        self.value, self.left = value, None\n"
+DEPTH = "def depth(node): return 0 if node is None else 1 + depth(node.left)"
+
+
+def test_a_setup_may_build_what_it_needs_from_the_program() -> None:
+    """As MBPP's setups of trees do."""
+    setup, tests = "root = Node(1)\nroot.left = Node(2)", ["assert depth(root) == 2"]
+    assert run_tests(TREE + DEPTH, tests, setup=setup) == PASSED
+    wrong = run_tests(TREE + "def depth(node): return 1", tests, setup=setup)
+    assert (wrong.value, wrong.status) == (0.0, ScoreStatus.OK)
+
+
+@pytest.mark.parametrize("code", [DEPTH, "class Node:\n    pass\n" + DEPTH, "Node = 3\n" + DEPTH])
+def test_a_program_that_lacks_what_the_setup_needs_is_wrong_and_not_without_a_verdict(code: str) -> None:
+    verdict = run_tests(code, ["assert depth(root) == 1"], setup="root = Node(1)")
+    assert (verdict.value, verdict.status) == (0.0, ScoreStatus.OK)
