@@ -3,7 +3,7 @@
     outcome = sandbox().run_program("print(int(input()) * 2)", b"21\n", Limits())
 
 `sandbox()` is this process's own; any number of threads may use it at once. Behind it is a zygote (`zygote.py`) that
-makes a copy of itself for every program: 3 ms, where an interpreter takes 20.
+makes copies of itself, which takes less than half as long as an interpreter takes to start.
 """
 
 import json
@@ -25,7 +25,7 @@ from typing import Any
 import towline
 from towline.rollout.sandbox.isolation import PROBE, Isolation, IsolationError, judge_probe
 from towline.rollout.sandbox.limits import Limits
-from towline.rollout.sandbox.zygote import FILES, MAX_PACKET_BYTES, NO_FILES
+from towline.rollout.sandbox.zygote import FILES, MAX_PACKET_BYTES, NO_FILES, TESTS_NOT_BEGUN
 from towline.storage.errors import RewardError
 
 START_LIMIT_S = 60.0
@@ -187,13 +187,12 @@ class Sandbox:
                     reports.append(report)
         self._raise_if_cut_off(job, reports)
         ended = next((report["ended"] for report in reports if "ended" in report), None)
-        is_too_much = not is_whole and time.monotonic() < deadline
         return ProgramOutcome(
             output=bytes(output.printed),
             error=bytes(output.complained).decode(errors="replace"),
             exit_code=ended,
-            has_timed_out=ended is None and not is_too_much,
-            has_printed_too_much=is_too_much,
+            has_timed_out=ended is None and not output.is_too_much,
+            has_printed_too_much=output.is_too_much,
             seconds=time.monotonic() - began,
         )
 
@@ -208,6 +207,8 @@ class Sandbox:
         """What is killed from outside says nothing about the program."""
         if why := next((report["not_started"] for report in reports if "not_started" in report), None):
             raise RewardError(f"the sandbox cannot start a process: {why}")
+        if {"tests_ended": TESTS_NOT_BEGUN} in reports:
+            raise RewardError("the sandbox cannot begin with tests; see whether the node is out of memory")
         if (job.was_cut_off and {"done": True} not in reports) or {"tests_ended": -signal.SIGKILL} in reports:
             raise SandboxEnded(
                 "a process of the sandbox was killed from outside; see whether the node is out of memory"
@@ -278,6 +279,7 @@ class _Output:
     def __init__(self) -> None:
         self.printed, self.complained = bytearray(), bytearray()
         self._num_complained = 0
+        self.is_too_much = False
 
     def __enter__(self) -> "_Output":
         (self._out, out), (self._err, err) = os.pipe(), os.pipe()
@@ -314,13 +316,10 @@ class _Output:
                 else:
                     self._num_complained += len(piece)
                     self.complained = (self.complained + piece)[-MAX_ERROR_BYTES:]
-            if time.monotonic() >= deadline:
-                return False
-            if len(self.printed) > max_bytes and (
-                len(self.printed) > 2 * max_bytes or self.printed[max_bytes:].strip()
-            ):
-                return False
-            if self._num_complained > max_bytes:
+            is_beyond = len(self.printed) > max_bytes
+            is_beyond = is_beyond and (len(self.printed) > 2 * max_bytes or bool(self.printed[max_bytes:].strip()))
+            self.is_too_much = is_beyond or self._num_complained > max_bytes
+            if self.is_too_much or time.monotonic() >= deadline:
                 return False
         return True
 
@@ -342,8 +341,8 @@ def _readable(found: socket.socket, deadline: float) -> bool:
 
 
 _lock = threading.Lock()
-_own: dict[tuple[int, bool], Sandbox] = {}
-"""By the process that it belongs to, and whether it may be without walls."""
+_own: dict[bool, Sandbox] = {}
+"""This process's, by whether it may be without walls."""
 
 
 def sandbox(*, allow_unsandboxed: bool = False) -> Sandbox:
@@ -352,13 +351,12 @@ def sandbox(*, allow_unsandboxed: bool = False) -> Sandbox:
     Raises:
         IsolationError: this machine has no walls, and they are asked for.
     """
-    key = os.getpid(), allow_unsandboxed
     with _lock:
-        found = _own.get(key)
+        found = _own.get(allow_unsandboxed)
         if found is None or not found.is_alive:
             if found is not None:
                 found.close()
-            found = _own[key] = open_sandbox(allow_unsandboxed=allow_unsandboxed)
+            found = _own[allow_unsandboxed] = open_sandbox(allow_unsandboxed=allow_unsandboxed)
         return found
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from towline.rollout.process_tree import adopt_orphans, children, die_with
+from towline.rollout.process_tree import adopt_orphans, children, die_with, kill_with_group
 from towline.rollout.sandbox import capabilities, landlock, limits, namespaces, seccomp
 from towline.rollout.sandbox.judge import Judge, rehearse
 from towline.rollout.sandbox.program import add_exit_functions, run_as_main
@@ -32,6 +32,8 @@ NUM_SPARES = 2
 MAX_PACKET_BYTES = 4096
 MAX_DESCRIPTORS = 5
 FILES, NO_FILES = ("landlock", "namespaces"), "none"
+TESTS_NOT_BEGUN = 3
+"""Exit code of a judge whose failure is ours: no program has been asked anything yet."""
 _PRELOADED = (
     "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime",
     "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "numbers",
@@ -219,8 +221,11 @@ class Zygote:
     def _carry_out(self, order: dict[str, Any], *descriptors: int) -> None:
         if order["role"] == "judge":
             answers, reports, tests = descriptors
-            content = json.loads(_take(tests))
-            self._confine(order)
+            try:
+                content = json.loads(_take(tests))
+                self._confine(order)
+            except BaseException:
+                os._exit(TESTS_NOT_BEGUN)
 
             def report(message: dict[str, Any]) -> None:
                 os.write(reports, json.dumps(message).encode())
@@ -277,7 +282,7 @@ class Zygote:
         known = {pid for job in self._jobs.values() for pid in job.processes} | {spare.pid for spare in self._spares}
         while left := children() - known:
             for pid in left:
-                _kill_group(pid)
+                kill_with_group(pid)
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -286,19 +291,11 @@ class Zygote:
         for job in self._jobs.values():
             self._kill(job)
         for spare in self._spares:
-            _kill_group(spare.pid)
+            kill_with_group(spare.pid)
 
     def _kill(self, job: _Job) -> None:
         for pid in job.processes:
-            _kill_group(pid)
-
-
-def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        if os.getpgid(pid) == pid:
-            os.killpg(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+            kill_with_group(pid)
 
 
 def _is_waiting(orders: socket.socket) -> bool:

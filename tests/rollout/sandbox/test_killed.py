@@ -13,6 +13,7 @@ from towline.rollout.rewards.code_tests import run_stdio, run_tests
 from towline.rollout.rewards.verdict import Verdict
 from towline.rollout.sandbox.limits import Limits
 from towline.rollout.sandbox.sandbox import Sandbox, SandboxEnded, open_sandbox, sandbox
+from towline.storage.errors import RewardError
 
 PATIENT = Limits(seconds=60.0)
 TESTS = ["assert f(2) == 4"]
@@ -106,3 +107,10 @@ def test_the_next_verdict_comes_from_a_new_zygote() -> None:
     assert sandbox()._process.pid != first
     os.kill(sandbox()._process.pid, signal.SIGKILL)
     assert run_stdio("print(int(input()) * 2)", [("21", "42")]) == Verdict(value=1.0)
+
+
+def test_tests_that_cannot_begin_give_no_verdict(box: Sandbox) -> None:
+    impossible = Limits(seconds=60.0)
+    object.__setattr__(impossible, "memory_mib", 0.5)  # no limit can be half a thing: putting it up fails
+    with pytest.raises(RewardError, match="the sandbox cannot begin with tests"):
+        box.run_tests("def f(x): return 2 * x", TESTS, "", [], impossible, True)
