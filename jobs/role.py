@@ -76,8 +76,9 @@ def run_role(process: str, body: Callable[[Role], None]) -> None:
     except BaseException as error:  # the process's own boundary: whatever ended it is recorded
         _record_fault(run, attempt, process, life, log, error, store)
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     # Without this a dead peer's collectives can keep the interpreter from ending.
     os._exit(code)
 
@@ -112,7 +113,7 @@ def _record_fault(
 ) -> None:
     when = time.time()
     text = "".join(traceback.format_exception(error))
-    print(text, file=sys.stderr, flush=True)
+    _say(text)
     with log.open("rb") as file:
         line = sum(1 for _ in file)
     fault = {
@@ -128,7 +129,13 @@ def _record_fault(
         write_json(run.faults(attempt) / f"{process}.{life}.json", fault)
     except OSError as full:
         # No space left, for the log neither: the supervisor hears of it in another way, or nobody would.
-        print(json.dumps({**fault, "could_not_write": str(full)}), file=sys.stderr, flush=True)
+        _say(json.dumps({**fault, "could_not_write": str(full)}))
         if store is not None:
             with contextlib.suppress(StoreError):
                 store.set(f"fault/{process}", fault)
+
+
+def _say(text: str) -> None:
+    """To the log, which may lie on the full disk that is to be told of."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
