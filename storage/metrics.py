@@ -55,7 +55,7 @@ METRICS: dict[str, str] = {
     "tripwire/first_clipped": "1 while tokens are clipped before anything was learned from them",
     "tripwire/equal_rewards": "1 while every group has had equal rewards for ten steps",
     "tripwire/entropy": "1 while the entropy is below a twentieth of the first steps'",
-    "tripwire/drift": "1 while the policy is more than 0.5 nats a token from its reference",
+    "tripwire/drift": "1 while the policy has been more than 0.5 nats a token from its reference for three steps",
     "tripwire/kl_still": "1 while the KL is exactly 0 although the weights move",
     "tripwire/still": "1 while a step leaves the weights as they were",
     "tripwire/fixed_gradient": "1 while the loss has a gradient in what must be constant in it",

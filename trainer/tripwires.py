@@ -22,6 +22,8 @@ ENTROPY_FLOOR = 0.02
 FIRST_STEPS = 5
 KL_DRIFT = 0.5
 """nats a token from the reference."""
+DRIFT_STEPS = 3
+"""k3 is a mean of exponentials: a few unlikely tokens make a step of it large."""
 STILL_STEPS = 3
 SCORING_STEPS = 5
 SCORING_SHARE = 0.1
@@ -67,7 +69,7 @@ class Tripwires:
             "tripwire/first_clipped": self._first_clipped(metrics),
             "tripwire/equal_rewards": self._equal_rewards(),
             "tripwire/entropy": self._entropy(metrics),
-            "tripwire/drift": self._drift(metrics),
+            "tripwire/drift": self._drift(),
             "tripwire/kl_still": self._kl_still(),
             "tripwire/still": self._still(metrics),
             "tripwire/fixed_gradient": self._fixed_gradient(metrics),
@@ -128,12 +130,14 @@ class Tripwires:
             "earlier checkpoint"
         )
 
-    def _drift(self, now: Metrics) -> str | None:
-        if not self.has_reference or not now.get("loss/kl", 0.0) > KL_DRIFT:
+    def _drift(self) -> str | None:
+        recent = [row.get("loss/kl", 0.0) for row in self._history[-DRIFT_STEPS:]]
+        if not self.has_reference or len(recent) < DRIFT_STEPS or not all(kl > KL_DRIFT for kl in recent):
             return None
         return (
-            f"the policy is {now['loss/kl']:.2g} nats a token away from its reference (kl_beta = {self.kl_beta:g}): it "
-            "may have forgotten what is not rewarded. Raise kl_beta, or lower the learning rate"
+            f"for {DRIFT_STEPS} steps the policy has been {min(recent):.2g} nats a token or more away from its "
+            f"reference (kl_beta = {self.kl_beta:g}): it may have forgotten what is not rewarded. Raise "
+            "kl_beta, or lower the learning rate"
         )
 
     def _kl_still(self) -> str | None:

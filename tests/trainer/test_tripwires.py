@@ -49,7 +49,6 @@ def test_a_healthy_run_is_silent():
     [
         ({"mismatch/k3": 2e-4}, "mismatch", "engine and trainer disagree by 0.0002 nats a token"),
         ({"loss/clipped_first": 0.02}, "first_clipped", "2.0 % of the tokens are clipped before the first inner step"),
-        ({"loss/kl": 0.7}, "drift", "0.7 nats a token away from its reference"),
         ({"weights/moved": 0.0}, "still", "the optimiser does not reach them"),
         ({"check/fixed_gradient": 1e-3}, "fixed_gradient", "gradient (norm 0.001) in what must be constant"),
         ({"check/fixed_graphs": 2.0}, "fixed_gradient", "2 of these tensors carry one on"),
@@ -69,8 +68,17 @@ def test_a_fault_of_one_step_fires_its_wire_alone(row, name, sentence):
 
 
 def test_a_wire_speaks_once_until_it_was_silent_again():
-    said = [sentences for _, sentences in judge({"loss/kl": 0.7}, {"loss/kl": 0.8}, {}, {"loss/kl": 0.9})]
+    rows = ({"mismatch/k3": 2e-4}, {"mismatch/k3": 3e-4}, {}, {"mismatch/k3": 4e-4})
+    said = [sentences for _, sentences in judge(*rows)]
     assert [len(sentences) for sentences in said] == [1, 0, 0, 1]
+
+
+def test_the_policy_has_drifted_once_it_was_far_from_its_reference_for_three_steps():
+    judged = judge(*({"loss/kl": kl} for kl in (0.7, 0.9, 0.4, 0.8, 0.7, 0.9, 0.6)))
+    assert [names for names, _ in judged] == [set()] * 5 + [{"drift"}] * 2
+    (said,) = judged[5][1]
+    assert said.startswith("step 5: for 3 steps the policy has been 0.7 nats a token or more away from its reference")
+    assert judged[6][1] == []
 
 
 def test_bfloat16_engines_are_allowed_their_noise():
@@ -150,8 +158,9 @@ def test_values_that_are_not_numbers_do_not_fire_a_wire_by_themselves():
 def test_after_a_resume_it_judges_by_the_steps_before_and_says_nothing_twice():
     judged = wires()
     # A value that was not finite is null in the file.
-    judged.recall([HEALTHY | {"loss/entropy": 1.0, "mismatch/k3": None}] * FIRST_STEPS + [HEALTHY | {"loss/kl": 0.7}])
-    metrics, said = judged.judge(6, HEALTHY | {"loss/kl": 0.7, "loss/entropy": 0.04})
+    judged.recall([HEALTHY | {"loss/entropy": 1.0, "mismatch/k3": None}] * FIRST_STEPS)
+    judged.recall([HEALTHY | {"loss/kl": 0.7}] * 3)
+    metrics, said = judged.judge(8, HEALTHY | {"loss/kl": 0.7, "loss/entropy": 0.04})
     assert metrics["tripwire/drift"] == metrics["tripwire/entropy"] == 1.0
     assert ["entropy has fallen from 1 to 0.04" in sentence for sentence in said] == [True]
 
