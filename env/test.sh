@@ -44,9 +44,11 @@ stage lint ruff check
 stage format ruff format --check
 stage types pyright
 stage imports lint-imports
-# Side by side, a file to a process; what starts engines, trainers and runs has the machine to itself.
-stage fast pytest -m "not slow and not slurm and not gpu and not matrix" --numprocesses auto --dist loadfile
-[ -z "$slow" ] || stage slow pytest -m "($slow) and not slurm" --durations=20
+# A file to a process, side by side: what starts a run or a world of ranks waits for much of its time.
+side_by_side=(--numprocesses 2 --dist loadfile)
+stage fast pytest -m "not slow and not slurm and not gpu and not matrix" "${side_by_side[@]}"
+[ -z "$slow" ] || stage slow pytest -m "($slow) and not slurm" "${side_by_side[@]}" \
+    --timeout 900 -o faulthandler_timeout=800 --durations=20
 if [ $slurm = yes ] && can_have_cluster; then
   was_running=$(bash env/slurm/status.sh)
   stage cluster bash env/slurm/up.sh

@@ -13,7 +13,7 @@ from pathlib import Path
 from integration.runs import ROOT, LiveRun
 
 EXPERIMENT = ROOT / "tests" / "integration" / "faults" / "faults.toml"
-STALL_S = 8.0
+STALL_S = 12.0
 """run.stall_s of the experiment."""
 NUM_STEPS = 20
 """Its steps."""

@@ -19,7 +19,6 @@ from towline.storage.records import ScoreStatus
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(
         not (ROOT / "models/tiny-code").is_dir(), reason="models/tiny-code is missing: run env/setup.sh"
     ),
@@ -37,7 +36,7 @@ def run(tmp_path_factory):
         run.wait_until(lambda: run.rows, "first step")
         run.seen = psutil.Process(run.process.pid).children(recursive=True)
         run.commands = [_command(process) for process in run.seen]
-        run.code = run.wait(200)
+        run.code = run.wait()
         yield run
     finally:
         run.kill()

@@ -22,7 +22,6 @@ from towline.storage.set_aside import list_aside
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(not MODEL.is_dir(), reason="models/tiny-sort is missing: run env/setup.sh"),
 ]
 DISK_BYTES = 160 * 2**20
@@ -54,15 +53,15 @@ def test_a_full_disk_ends_the_run_with_all_that_was_sealed_and_it_goes_on_when_t
             before = {path: path.read_bytes() for path in (run.folder / "rollouts").rglob("chunk-*.h5")}
             kept = complete_steps(run.folder / "checkpoints")
             filler = fill(disk, leave_bytes=leave_bytes)
-        assert run.wait(90) in (1, 3), run.text
-        run.wait_until_gone(5)
+        assert run.wait() in (1, 3), run.text
+        run.wait_until_gone(30)
         assert "No space left" in run.text or "bytes are free" in run.text, run.text
         assert {path: path.read_bytes() for path in before} == before
         for step in kept[-1:]:
             assert verify_files(run.folder / "checkpoints", step) == []
         filler.unlink()
         run.resume()
-        assert run.wait(200) == 0, run.text
+        assert run.wait() == 0, run.text
         assert differences(undisturbed, run.folder) == []
         assert not list(run.folder.rglob(".*.tmp"))
 
@@ -71,7 +70,7 @@ def test_damaged_shards_are_set_aside_and_generated_again(undisturbed: Path, tmp
     with begun(tmp_path) as run:
         run.wait_until(lambda: len(run.rows) >= 4, "fourth step")
         run.find("trainer.0").send_signal(signal.SIGKILL)
-        run.wait(60)
+        run.wait()
         checkpoint = complete_steps(run.folder / "checkpoints")[-1]
         step = run.folder / "rollouts" / f"step-{checkpoint:06d}" / "wave-0"
         if not step.is_dir():  # the fault came before any shard of the step: then there is nothing to damage
@@ -80,7 +79,7 @@ def test_damaged_shards_are_set_aside_and_generated_again(undisturbed: Path, tmp
         _flip(flipped)
         truncated.write_bytes(truncated.read_bytes()[:-100])
         run.resume()
-        assert run.wait(200) == 0, run.text
+        assert run.wait() == 0, run.text
         aside = list_aside(RunDirectory(run.folder))
         assert {one.path for one in aside} >= {str(path.relative_to(run.folder)) for path in (flipped, truncated)}
         assert run.text.count("is set aside") >= 2
@@ -91,29 +90,29 @@ def test_a_checkpoint_that_does_not_hold_what_it_says_is_refused(tmp_path: Path)
     """By the digest of its weights before an engine has them, and by that of a file before any is loaded."""
     with begun(tmp_path) as run:
         run.find("trainer.0").send_signal(signal.SIGKILL)
-        assert run.wait(60) == 3
+        assert run.wait() == 3
         newest = complete_steps(run.folder / "checkpoints")[-1]
         states = sorted((run.folder / "checkpoints" / f"step-{newest:06d}" / "engine").glob("*optim_states.pt"))
         mark = run.folder / "checkpoints" / f"step-{newest:06d}" / "complete.json"
         saved, lineage = mark.read_text(), (run.folder / "lineage.jsonl").read_bytes()
         mark.write_text(saved.replace(json.loads(saved)["state"]["stream_digest"], "0" * 64))
         run.resume()
-        assert run.wait(120) == 3, run.text
+        assert run.wait() == 3, run.text
         assert "the policy that was loaded is not the one that was saved" in run.text
         assert (run.folder / "lineage.jsonl").read_bytes() == lineage
         mark.write_text(saved)
         _flip(states[0])
         run.resume()
-        assert run.wait(120) == 3, run.text
+        assert run.wait() == 3, run.text
         assert states[0].name in run.text
 
 
 def test_another_number_of_ranks_goes_on_and_says_that_bits_may_differ(undisturbed: Path, tmp_path: Path):
     with begun(tmp_path) as run:
         run.find("trainer.0").send_signal(signal.SIGKILL)
-        assert run.wait(60) == 3
+        assert run.wait() == 3
         run.resume("local.trainer_ranks=1")
-        assert run.wait(200) == 0, run.text
+        assert run.wait() == 0, run.text
         logs = "".join(path.read_text() for path in (run.folder / "logs" / "attempt-1").glob("trainer.*.log"))
         assert "bits may differ" in logs + run.text
         theirs = LiveRun.__new__(LiveRun)

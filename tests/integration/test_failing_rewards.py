@@ -13,7 +13,6 @@ from towline.storage.records import ScoreStatus
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(not MODEL.is_dir(), reason="models/tiny-sort is missing: run env/setup.sh"),
 ]
 
@@ -30,7 +29,7 @@ def _shares(run: LiveRun, step: int) -> float:
 def test_a_run_trains_on_the_rest_where_few_rewards_fail(tmp_path):
     run = LiveRun(tmp_path, *_options("fails_on_one_in_twenty"), "steps=8", experiment=EXPERIMENT)
     try:
-        assert run.wait(150) == 0, run.text
+        assert run.wait() == 0, run.text
     finally:
         run.kill()
     rates = [row["reward/failed"] for row in run.rows]
@@ -51,7 +50,7 @@ def test_a_run_trains_on_the_rest_where_few_rewards_fail(tmp_path):
 def test_a_run_ends_with_a_checkpoint_where_many_rewards_fail_and_goes_on_once_they_are_mended(tmp_path):
     run = LiveRun(tmp_path, *_options("fails_on_every_other"), "steps=3", experiment=EXPERIMENT)
     try:
-        assert run.wait(100) == 3, run.text
+        assert run.wait() == 3, run.text
         assert re.search(r"FailedScoresError: step 0: \d+ of 32 completions could not be scored \(\d+ %\)", run.text)
         assert "scoring.max_failed allows 10 %" in run.text
         assert len(re.findall(r"row \d+, completion \d+ '.*': graded: ZeroDivisionError: drew 0\.", run.text)) == 3
@@ -60,7 +59,7 @@ def test_a_run_ends_with_a_checkpoint_where_many_rewards_fail_and_goes_on_once_t
         assert {fault["message"] for fault in faults} == {faults[0]["message"]}
         assert sorted(fault["process"] for fault in faults) == ["trainer.0", "trainer.1"]
         run.resume("scoring.max_failed=0.9")
-        assert run.wait(100) == 0, run.text
+        assert run.wait() == 0, run.text
         assert "step 0 is scored again: 2 of its chunks had completions without a score" in run.text
         assert [row["step"] for row in run.rows] == [0, 1, 2]
         assert all(row["reward/failed"] > 0.2 for row in run.rows)

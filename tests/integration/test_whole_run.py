@@ -18,7 +18,6 @@ from towline.storage.ledger import read_shard, sealed_chunks
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(not MODEL.is_dir(), reason="models/tiny-sort is missing: run env/setup.sh"),
 ]
 ENDED_WITHIN_S = 30.0
@@ -31,7 +30,7 @@ def stopped_run(tmp_path_factory):
     try:
         run.wait_until(lambda: len(run.rows) >= 3, "third step")
         run.process.send_signal(signal.SIGTERM)
-        run.code = run.wait(60)
+        run.code = run.wait()
         yield run
     finally:
         run.kill()
@@ -89,7 +88,7 @@ def test_samples_and_status_read_the_run(stopped_run):
 def test_after_sigterm_a_run_goes_on_where_it_stopped(stopped_run):
     step = stopped_run.state["next_step"]
     stopped_run.resume(f"steps={step + 2}")
-    assert stopped_run.wait(200) == 0, stopped_run.text
+    assert stopped_run.wait() == 0, stopped_run.text
     assert [row["step"] for row in stopped_run.rows] == list(range(step + 2))
     assert stopped_run.state["status"] == "done"
 
@@ -99,7 +98,7 @@ def test_a_killed_trainer_and_a_killed_engine_leave_the_bits_of_an_undisturbed_r
     (tmp_path / "other").mkdir()
     options = ("steps=4", "deterministic=true", "trainer.checkpoint_every=2", "evaluation.every=2")
     undisturbed = LiveRun(tmp_path / "one", *options)
-    assert undisturbed.wait(300) == 0, undisturbed.text
+    assert undisturbed.wait() == 0, undisturbed.text
     evaluations = [json.loads(line) for line in (undisturbed.folder / "evaluations.jsonl").read_text().splitlines()]
     assert [row["version"] for row in evaluations] == [0, 2, 4]
     assert all(row["num_prompts"] == 400 and row["low"] < row["accuracy"] < row["high"] for row in evaluations)
@@ -114,11 +113,11 @@ def test_a_killed_trainer_and_a_killed_engine_leave_the_bits_of_an_undisturbed_r
         assert "! rollout.0: killed by SIGKILL" in run.text
         run.find("trainer.1").kill()
         killed = time.monotonic()
-        assert run.wait(60) == 3
+        assert run.wait() == 3
         assert time.monotonic() - killed < ENDED_WITHIN_S
         assert "FAILED: trainer.1: killed by SIGKILL" in run.text
         run.resume()
-        assert run.wait(300) == 0, run.text
+        assert run.wait() == 0, run.text
         assert differences(undisturbed.folder, run.folder) == []
     finally:
         run.kill()
@@ -127,7 +126,7 @@ def test_a_killed_trainer_and_a_killed_engine_leave_the_bits_of_an_undisturbed_r
 def test_a_loss_that_is_not_finite_ends_the_run_and_is_replayed(tmp_path):
     """A learning rate that throws the weights out in step 0 leaves step 1 without a loss."""
     run = LiveRun(tmp_path, "trainer.learning_rate=1e20", "run.stall_s=120", experiment=FAULTS)
-    assert run.wait(300) == 1, run.text  # no checkpoint is kept
+    assert run.wait() == 1, run.text  # no checkpoint is kept
     (said,) = set(re.findall(r"NumericsError: (step 1: loss .*)", run.text))
     assert re.match(r"step 1: loss \S+, gradient norm (nan|inf); expected finite numbers", said)
     assert "towline replay --step 1" in said
@@ -146,8 +145,8 @@ def test_an_engine_that_stands_still_is_left_behind_and_comes_back(tmp_path):
     options = (
         "steps=1000",
         "local.engines=2",
-        "run.lease_s=3",
-        "run.sync_timeout_s=5",
+        "run.lease_s=5",
+        "run.sync_timeout_s=8",
         "rollout.max_completion_tokens=40",
     )
     run = LiveRun(tmp_path, *options)
@@ -159,11 +158,11 @@ def test_an_engine_that_stands_still_is_left_behind_and_comes_back(tmp_path):
             with run.stopped("rollout.1"):
                 if store.get("leases/rollout.1/0"):
                     enough = len(run.rows) + 2
-                    run.wait_until(partial(_has_rows, run, enough), "two more steps, without engine 1", 60)
+                    run.wait_until(partial(_has_rows, run, enough), "two more steps, without engine 1")
                     assert "! rollout.1 made no progress for" in run.text
                     break
         aside = run.folder / "aside" / "aside.jsonl"
-        run.wait_until(aside.exists, "late shard of engine 1", 60)
+        run.wait_until(aside.exists, "late shard of engine 1")
         assert "late duplicate" in aside.read_text()
         back = len(run.rows)
         run.wait_until(

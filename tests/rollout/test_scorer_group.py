@@ -10,7 +10,7 @@ import pytest
 from launches import launch_ranks, wait_for_all
 from scoring_pools import HOSTILE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SIZES = (1, 4)
 
 
