@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from towline.storage.data_config import DataConfig
+from towline.storage.data_config import SourceConfig
 from towline.storage.dataset_files import data_files, shown
 from towline.storage.errors import DataError
 
@@ -31,18 +31,35 @@ class SourceRow:
     """Why the row cannot be read; None if `values` hold."""
 
 
-def source_rows(config: DataConfig) -> Iterator[SourceRow]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Which columns of a table are read; the fields of a JSON object are read whole."""
+
+    required: Sequence[str] = ()
+    optional: Sequence[str] = ()
+    """Read where the table has them."""
+    naming: str = ""
+    """How to say which columns are meant."""
+
+    def present(self, path: Path, available: Sequence[str]) -> list[str]:
+        """Those of a table, or DataError for one that is missing."""
+        for column in self.required:
+            if column not in available:
+                raise DataError(f"{shown(path)}: {missing_field(column, available, self.naming)}")
+        return [*self.required, *(column for column in self.optional if column in available)]
+
+
+def source_rows(config: SourceConfig) -> Iterator[SourceRow]:
     """Read every row of the source in order."""
     if config.task is not None:
         yield from _task_rows(config.task, config)
         return
+    columns = Columns(required=config.columns, optional=config.optional_columns, naming=config.naming)
     for path in data_files(Path(config.train)):
-        yield from READERS[path.suffix](path, config.columns)
+        yield from READERS[path.suffix](path, columns)
 
 
-def missing_field(
-    name: str, available: Iterable[str], mend: str = "Name the columns in fields = { prompt = …, answer = … }"
-) -> str:
+def missing_field(name: str, available: Iterable[str], mend: str) -> str:
     """Say that a column is missing, which there are, and which was probably meant; else how to name it."""
     names = list(available)
     near = difflib.get_close_matches(name, names, n=1)
@@ -50,7 +67,7 @@ def missing_field(
     return f'field "{name}" is missing; the row has: {", ".join(names[:12]) or "nothing"}. {mend}'
 
 
-def _jsonl_rows(path: Path, columns: Sequence[str]) -> Iterator[SourceRow]:
+def _jsonl_rows(path: Path, columns: Columns) -> Iterator[SourceRow]:
     try:
         with path.open("rb") as file:
             yield from json_rows(shown(path), file)
@@ -101,39 +118,32 @@ def json_kind(value: object) -> str:
     return JSON_KINDS.get(type(value), type(value).__name__)
 
 
-def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[SourceRow]:
+def _parquet_rows(path: Path, columns: Columns) -> Iterator[SourceRow]:
     parquet = _import("pyarrow.parquet", path)
 
     def batches(stack: ExitStack) -> Iterator[Any]:
         file = stack.enter_context(parquet.ParquetFile(path))
-        _require_columns(path, columns, file.schema_arrow.names)
-        return file.iter_batches(columns=columns)
+        return file.iter_batches(columns=columns.present(path, file.schema_arrow.names))
 
     return _batch_rows(path, batches)
 
 
-def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[SourceRow]:
+def _arrow_rows(path: Path, columns: Columns) -> Iterator[SourceRow]:
     pyarrow = _import("pyarrow", path)
 
     def batches(stack: ExitStack) -> Iterator[Any]:
         reader = stack.enter_context(pyarrow.ipc.open_stream(stack.enter_context(pyarrow.memory_map(str(path)))))
-        _require_columns(path, columns, reader.schema.names)
-        return (batch.select(columns) for batch in reader)
+        present = columns.present(path, reader.schema.names)
+        return (batch.select(present) for batch in reader)
 
     return _batch_rows(path, batches)
 
 
-READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[SourceRow]]] = {
+READERS: dict[str, Callable[[Path, Columns], Iterator[SourceRow]]] = {
     ".jsonl": _jsonl_rows,
     ".parquet": _parquet_rows,
     ".arrow": _arrow_rows,
 }
-
-
-def _require_columns(path: Path, columns: Sequence[str], available: Sequence[str]) -> None:
-    for column in columns:
-        if column not in available:
-            raise DataError(f"{shown(path)}: {missing_field(column, available)}")
 
 
 def _batch_rows(path: Path, batches: Callable[[ExitStack], Iterator[Any]]) -> Iterator[SourceRow]:
@@ -148,13 +158,13 @@ def _batch_rows(path: Path, batches: Callable[[ExitStack], Iterator[Any]]) -> It
         raise DataError(f"{path} cannot be read from row {row} (from 0) on: {error}") from error
 
 
-def _task_rows(task: str, config: DataConfig) -> Iterator[SourceRow]:
+def _task_rows(task: str, config: SourceConfig) -> Iterator[SourceRow]:
     for index, example in enumerate(_create_task(task, config)):
         values = {"prompt": example["question"], "answer": example["answer"]}
         yield SourceRow(where=f"{config.train}[{index}]", values=values)
 
 
-def _create_task(task: str, config: DataConfig) -> Iterable[dict[str, Any]]:
+def _create_task(task: str, config: SourceConfig) -> Iterable[dict[str, Any]]:
     factory = _import("reasoning_gym.factory", config.train)
     tasks: dict[str, Any] = factory.DATASETS
     if task not in tasks:

@@ -68,7 +68,7 @@ def load_prompts(config: DataConfig) -> PromptDataset:
 
 def survey_prompts(config: DataConfig) -> PromptDataset:
     """Read what is good of a dataset and report the rest: for showing, not for training."""
-    before, after = _read_template(config.template)
+    before, after = read_template(config.template)
     prompts: list[Prompt] = []
     rejected: list[str] = []
     for source_row in source_rows(config):
@@ -86,8 +86,8 @@ def survey_prompts(config: DataConfig) -> PromptDataset:
     )
 
 
-def _read_template(path: Path | None) -> tuple[str, str]:
-    """Return what stands before and after the prompt."""
+def read_template(path: Path | None) -> tuple[str, str]:
+    """Return what stands before and after the prompt. Raises ConfigError."""
     if path is None:
         return "", ""
     try:
@@ -109,25 +109,25 @@ def _question_and_answer(row: SourceRow, config: DataConfig) -> tuple[str, str]:
         raise Rejected(row.problem)
     for name in config.columns:
         if name not in row.values:
-            raise Rejected(missing_field(name, row.values))
+            raise Rejected(missing_field(name, row.values, config.naming))
     prompt_field, answer_field = config.prompt_column, config.fields["answer"]
     question = row.values[prompt_field]
     if not isinstance(question, str):
         raise Rejected(f'field "{prompt_field}" is {json_kind(question)}; expected a string')
     if isinstance(answer_field, str):
-        return _checked_text(question, prompt_field), answer_text(row.values[answer_field], answer_field)
+        return checked_text(question, prompt_field), answer_text(row.values[answer_field], answer_field)
     answer = {name: value for name in answer_field if (value := row.values[name]) is not None}
-    return _checked_text(question, prompt_field), answer_text(answer, ", ".join(answer_field))
+    return checked_text(question, prompt_field), answer_text(answer, ", ".join(answer_field))
 
 
 def answer_text(answer: object, name: str) -> str:
     """Gold answers are text, so a number, a list or an object becomes the text JSON has for it. Raises Rejected."""
     if isinstance(answer, str):
-        return _checked_text(answer, name)
+        return checked_text(answer, name)
     if answer and isinstance(answer, list | dict):
         answer = cast(object, answer)
         try:
-            return _checked_text(json.dumps(answer, ensure_ascii=False, allow_nan=False), name)
+            return checked_text(json.dumps(answer, ensure_ascii=False, allow_nan=False), name)
         except (TypeError, ValueError) as error:
             raise Rejected(f'field "{name}" has no form in JSON: {error}') from None
     is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
@@ -136,7 +136,8 @@ def answer_text(answer: object, name: str) -> str:
     return json.dumps(answer)
 
 
-def _checked_text(text: str, name: str) -> str:
+def checked_text(text: str, name: str) -> str:
+    """The text itself. Raises Rejected where it is empty or cannot be written as UTF-8."""
     if not text.strip():
         raise Rejected(f'field "{name}" is empty')
     try:

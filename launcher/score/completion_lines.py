@@ -14,7 +14,7 @@ from towline.launcher.score.sample import EarlierScore
 from towline.launcher.score.score_json import FIELD, earlier_score
 from towline.launcher.score.text_group import text_group
 from towline.storage.dataset_files import data_files, shown
-from towline.storage.dataset_rows import READERS, SourceRow, json_kind, json_rows, missing_field
+from towline.storage.dataset_rows import READERS, Columns, SourceRow, json_kind, json_rows, missing_field
 from towline.storage.datasets import Rejected, answer_text, rejection
 from towline.storage.errors import ConfigError, DataError
 from towline.storage.records import RolloutGroup
@@ -111,7 +111,7 @@ def _rows(source: str) -> Iterable[SourceRow]:
         raise DataError(
             f"{shown(path)} is no .jsonl file. Others can be piped, such as zcat X.jsonl.gz | towline score -"
         )
-    return (row for file in data_files(path) for row in READERS[".jsonl"](file, ()))
+    return (row for file in data_files(path) for row in READERS[".jsonl"](file, Columns()))
 
 
 def _recognised(key: str, row: SourceRow) -> str:
