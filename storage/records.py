@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+Role = Literal["system", "user", "assistant"]
 
 
 class FinishReason(IntEnum):
@@ -31,6 +34,70 @@ class Prompt:
     """After the template, before tokenisation."""
     answer: str
     """The gold answer, as the dataset has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """A conversation to be imitated. A prompt with its completion is one of two turns."""
+
+    row: int
+    """Index of the row in its dataset, from 0."""
+    turns: tuple[Turn, ...]
+    """The last is the assistant's."""
+
+    @property
+    def prompt(self) -> tuple[Turn, ...]:
+        """What stands before the last turn."""
+        return self.turns[:-1]
+
+    @property
+    def completions(self) -> tuple[str, ...]:
+        return (self.turns[-1].content,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Two completions of one prompt."""
+
+    row: int
+    prompt: tuple[Turn, ...]
+    """At least one; a prompt that is text is one turn of the user."""
+    chosen: str
+    """What the assistant says; better than `rejected`."""
+    rejected: str
+    margin: float | None
+    """By how much, in units of the reward; None where the dataset does not say."""
+
+    @property
+    def completions(self) -> tuple[str, ...]:
+        return (self.chosen, self.rejected)
+
+    @property
+    def identical_pair(self) -> bool:
+        """No policy and no reward model tells the two apart: nothing is learned, and no comparison won or lost."""
+        return self.chosen == self.rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledSteps:
+    """A solution in steps, each judged."""
+
+    row: int
+    prompt: tuple[Turn, ...]
+    steps: tuple[str, ...]
+    labels: tuple[int | None, ...]
+    """1: right, 0: wrong, None: not judged. One for each step, at least one of them a judgement."""
+
+    @property
+    def completions(self) -> tuple[str, ...]:
+        """The steps of the one completion."""
+        return self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
