@@ -30,6 +30,7 @@ from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.dynamic_sampling import StepBatch
 from towline.trainer.fixed_logprobs import correction_metrics, fixed_logprobs, kl_penalties
 from towline.trainer.inner_step import InnerStep
+from towline.trainer.learning_rate import learning_rate
 from towline.trainer.losses import mismatch
 from towline.trainer.micro_batch_loss import MicroBatchLoss, forward_with_loss, micro_batch_loss
 from towline.trainer.normaliser import loss_totals
@@ -145,7 +146,7 @@ def take_inner_steps(
             engine, inner_steps[0], batches[0][0], fixed[0][0], config, max_completion_tokens, step=step
         )
     count = step * config.inner_epochs * config.minibatches
-    learning_rate = config.learning_rate
+    rate = config.learning_rate
     for epoch in range(config.inner_epochs):
         for number, inner in enumerate(inner_steps):
             meter.begin()
@@ -162,8 +163,10 @@ def take_inner_steps(
                     _add_first(meter, token_loss, logprobs_N, batch, members, step)
                     if position == 0:
                         extra |= gradient_checks(token_loss, logprobs_N)
-            learning_rate = config.learning_rate * min(1.0, (count + 1) / max(1, config.warmup_steps))
-            gradient_norm = engine.step(learning_rate)
+            rate = learning_rate(
+                count, peak=config.learning_rate, schedule="constant", warmup_steps=config.warmup_steps
+            )
+            gradient_norm = engine.step(rate)
             meter.end(gradient_norm)
             refuse_not_finite(meter.last_loss, gradient_norm, step)
             count += 1
@@ -171,7 +174,7 @@ def take_inner_steps(
     dist.all_reduce(moved, dist.ReduceOp.MAX)
     extra["weights/moved"] = moved.item()
     return extra | meter.summary(
-        learning_rate=learning_rate,
+        learning_rate=rate,
         trained_tokens=sum(piece.num_tokens for inner in inner_steps for piece in inner.pieces),
         fill=float(np.mean([inner.plan.fill for inner in inner_steps])),
         padding_saved=float(np.mean([inner.plan.padding_saved for inner in inner_steps])),
