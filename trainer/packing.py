@@ -45,6 +45,9 @@ class PackedBatch:
     token of a prompt is there once for each of its completions."""
     target_ids: NDArray[np.int64]
     """[N] the tokens that they predict."""
+    completion_index: NDArray[np.int64]
+    """[N] positions of T of the completion tokens themselves: where a prompt is shared, a completion's first token does
+    not lie behind the one that predicts it."""
     num_completion_tokens: tuple[int, ...]
     """For each sequence; they add up to N."""
     num_rows: int | None = None
@@ -54,6 +57,12 @@ class PackedBatch:
     @property
     def shares_prompts(self) -> bool:
         return bool(self.prefixes.any())
+
+    @property
+    def last_index(self) -> NDArray[np.int64]:
+        """For each sequence the position in T of its last completion token, where a reward model scores it."""
+        assert all(self.num_completion_tokens), "found a completion without tokens, which has no last one"
+        return self.completion_index[np.cumsum(self.num_completion_tokens, dtype=np.int64) - 1]
 
     def gather(self, per_token: Sequence[ArrayLike]) -> NDArray[np.float32]:
         """Lay per-token values of each completion (old log-probs, weights, ...) end to end: [N], as `logit_index`."""
@@ -97,6 +106,7 @@ class _Row:
     token_ids: list[NDArray[np.integer]] = field(default_factory=list)
     position_ids: list[NDArray[np.int64]] = field(default_factory=list)
     logit_index: list[NDArray[np.int64]] = field(default_factory=list)
+    completion_index: list[NDArray[np.int64]] = field(default_factory=list)
     completions: list[NDArray[np.integer]] = field(default_factory=list)
     segments: list[int] = field(default_factory=list)
     """Their first tokens."""
@@ -110,8 +120,10 @@ class _Row:
             completion = sequence.token_ids[len(prompt) :]
             if number > 0 and len(completion) > 0:
                 self._add_segment(prefix=(start, len(prompt)))
-            predicting = self.num_tokens - 1 + np.arange(len(completion))
+            places = self.num_tokens + np.arange(len(completion))
+            predicting = places - 1
             predicting[:1] = start + len(prompt) - 1
+            self.completion_index.append(places)
             self.logit_index.append(predicting)
             self.completions.append(completion)
             self._add_tokens(completion, first_position=len(prompt))
@@ -135,6 +147,7 @@ class _Row:
             max_length=int(np.diff(bounds).max()),
             logit_index=np.concatenate(self.logit_index),
             target_ids=np.concatenate(self.completions).astype(np.int64),
+            completion_index=np.concatenate(self.completion_index),
             num_completion_tokens=tuple(len(completion) for completion in self.completions),
         )
 

@@ -22,8 +22,8 @@ def lay_out(pieces: Sequence[Sequence[TokenSequence]], *, is_padded: bool) -> Pa
 def pad_rows(sequences: Sequence[TokenSequence]) -> PackedBatch:
     """Lay sequences out as rows of one length, padded on the right.
 
-    `token_ids` and `position_ids` are [R x L], row by row, and `logit_index` counts through them. Nothing is one row:
-    see `packing.pack_pieces`.
+    `token_ids` and `position_ids` are [R x L], row by row, and `logit_index` and `completion_index` count through them.
+    Nothing is one row: see `packing.pack_pieces`.
     """
     packed = pack(sequences)
     if not sequences:
@@ -41,5 +41,6 @@ def pad_rows(sequences: Sequence[TokenSequence]) -> PackedBatch:
         position_ids=np.tile(np.arange(length), len(rows)),
         cu_seq_lens=(np.arange(len(rows) + 1) * length).astype(np.int32),
         logit_index=places[packed.logit_index],
+        completion_index=places[packed.completion_index],
         num_rows=len(rows),
     )

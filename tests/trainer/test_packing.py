@@ -10,6 +10,7 @@ from towline.trainer.losses import policy_loss
 from towline.trainer.normaliser import loss_totals, token_weights
 from towline.trainer.packing import TokenSequence, pack, pack_pieces
 from towline.trainer.packing_plan import cut_into_pieces, plan_packing
+from towline.trainer.packing_rows import pad_rows
 from towline.trainer.policy import Policy, load_policy
 
 # --- the arrays --------------------------------------------------------------------------------------------------
@@ -29,6 +30,8 @@ def test_flat_arrays_by_hand():
     assert batch.max_length == 5
     assert batch.logit_index.tolist() == [2, 3, 5, 6]
     assert batch.target_ids.tolist() == [13, 14, 21, 22]
+    assert batch.completion_index.tolist() == [3, 4, 6, 7]
+    assert batch.last_index.tolist() == [4, 7]
     assert batch.num_completion_tokens == (2, 2)
 
 
@@ -48,6 +51,9 @@ def test_a_prompt_is_laid_out_once_for_the_completions_of_its_piece():
     # the prompt's last token, at 2, predicts the first token of each completion
     assert batch.logit_index.tolist() == [2, 3, 2, 2, 6, 8, 9]
     assert batch.target_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    # where they lie themselves: not one further on than what predicts them
+    assert batch.completion_index.tolist() == [3, 4, 5, 6, 7, 9, 10]
+    assert batch.last_index.tolist() == [4, 5, 7, 10]
     assert batch.num_completion_tokens == (2, 1, 2, 2)
 
 
@@ -120,6 +126,33 @@ def test_nothing_is_a_dummy_without_targets():
     assert batch.token_ids.tolist() == [0, 0]
     assert batch.cu_seq_lens.tolist() == [0, 2]
     assert len(batch.logit_index) == len(batch.target_ids) == len(batch.gather([])) == len(batch.spread([])) == 0
+    assert len(batch.completion_index) == len(batch.last_index) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_completion_tokens_are_found_at_their_places(is_shared, seed):
+    rng = np.random.default_rng(seed)
+    pieces = []
+    for _ in range(4):
+        prompt = rng.integers(0, 300, rng.integers(1, 6)).tolist()
+        tails = [rng.integers(0, 300, rng.integers(1, 9)).tolist() for _ in range(3)]
+        pieces.append([sequence(*prompt, *tail, prompt=len(prompt)) for tail in tails])
+    items = list(chain.from_iterable(pieces))
+    for batch in (pack_pieces(pieces if is_shared else [[item] for item in items]), pad_rows(items)):
+        assert (batch.token_ids[batch.completion_index] == batch.target_ids).all()
+        assert batch.token_ids[batch.last_index].tolist() == [item.token_ids[-1] for item in items]
+        assert batch.completion_index.dtype == batch.last_index.dtype == np.int64
+        # behind the token that predicts it, or first of a completion that shares its prompt
+        firsts = np.cumsum([0, *batch.num_completion_tokens[:-1]])
+        is_behind = batch.completion_index == batch.logit_index + 1
+        assert is_behind[np.setdiff1d(np.arange(len(is_behind)), firsts)].all()
+        assert is_behind[firsts].all() == (not batch.shares_prompts)
+
+
+def test_a_completion_without_tokens_has_no_last_one():
+    with pytest.raises(AssertionError, match="has no last one"):
+        _ = pack([sequence(1, 2, prompt=2), sequence(3, 4, prompt=1)]).last_index
 
 
 # --- shared = unshared = padded ----------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ def test_rows_by_hand():
     assert batch.max_length == 4
     assert batch.logit_index.tolist() == [1, 2, 4, 8, 9]
     assert batch.target_ids.tolist() == [12, 13, 21, 31, 32]
+    assert batch.completion_index.tolist() == [2, 3, 5, 9, 10]
+    assert batch.last_index.tolist() == [3, 5, 10]
     assert batch.num_completion_tokens == (2, 1, 2)
     assert not batch.shares_prompts
 
