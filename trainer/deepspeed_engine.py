@@ -66,9 +66,11 @@ class DeepSpeedEngine:
     def forward(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor]:
         return self._engine(batch, with_entropy=with_entropy)
 
-    def forward_with_loss(self, batch: PackedBatch, token_loss: TokenLoss) -> tuple[Tensor, Tensor, Tensor]:
+    def forward_with_loss(
+        self, batch: PackedBatch, token_loss: TokenLoss, *, label_smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, log-probs and entropies in one pass over the logits, see `Policy.forward`; one backward may follow."""
-        return self._engine(batch, with_entropy=True, token_loss=token_loss)
+        return self._engine(batch, with_entropy=True, token_loss=token_loss, label_smoothing=label_smoothing)
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)

@@ -54,6 +54,7 @@ def fused_token_loss(
     head_bias_V: Tensor | None = None,
     transform: HeadTransform = PLAIN,
     with_entropy: bool = False,
+    label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sum `token_loss` over the tokens, with the gradients that `logprobs.token_logprobs` and the loss would give.
 
@@ -66,6 +67,9 @@ def fused_token_loss(
         token_loss: called for each chunk in order, without gradient; not called for T = 0.
         temperature: that of sampling, > 0.
         transform: of the model, see `head.head_transform`.
+        label_smoothing: s in [0, 1]: `token_loss` is given (1 - s) log-prob + s (the mean of log p over the vocabulary)
+            in place of the log-prob, so that -1 times it is the cross entropy with smoothed labels (Szegedy et al.
+            2015, arXiv:1512.00567, section 7).
 
     Returns:
         The sum, a scalar differentiable in hidden states, head weight and bias; and detached, for metrics, the
@@ -76,7 +80,7 @@ def fused_token_loss(
     wants_gradients = torch.is_grad_enabled()
     return _FusedTokenLoss.apply(
         hidden_TD, head_weight_VD, head_bias_V, targets_T, token_loss, transform, temperature, chunk_tokens,
-        with_entropy, wants_gradients,
+        with_entropy, wants_gradients, label_smoothing,
     )  # fmt: skip
 
 
@@ -94,6 +98,7 @@ class _FusedTokenLoss(torch.autograd.Function):
         chunk_tokens: int,
         wants_entropy: bool,
         wants_gradients: bool,
+        label_smoothing: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
         logprobs_T = hidden_TD.new_empty(len(hidden_TD), dtype=dtype)
@@ -107,17 +112,24 @@ class _FusedTokenLoss(torch.autograd.Function):
         def process(chunk: slice) -> None:
             logits_CV = head.logits(hidden_TD[chunk])
             cap_slope_CV = head.cap_slope(logits_CV) if any(wants) else None
-            softmax = chunk_softmax(logits_CV, targets_T[chunk], wants_entropy=wants_entropy)
+            softmax = chunk_softmax(
+                logits_CV, targets_T[chunk], wants_entropy=wants_entropy, wants_mean=label_smoothing > 0
+            )
             logprobs_T[chunk] = softmax.logprobs_C
             if softmax.entropy_C is not None:
                 entropy_T[chunk] = softmax.entropy_C
-            losses, slopes_C = token_loss(softmax.logprobs_C, chunk)
+            smoothed_C = softmax.logprobs_C
+            if softmax.mean_logprobs_C is not None:
+                smoothed_C = smoothed_C.lerp(softmax.mean_logprobs_C, label_smoothing)
+            losses, slopes_C = token_loss(smoothed_C, chunk)
             total.add_(losses.sum(dtype=torch.float64))
             if any(wants):
-                # d logprob / d logit = [is target] - softmax
+                # d logprob / d logit = [is target] - softmax; smoothed: (1 - s) [is target] + s / V - softmax
                 grad_C = slopes_C.to(dtype) * head.scale
                 grad_CV = softmax.exp_CV.mul_(-(grad_C / softmax.sum_C)[:, None])
-                grad_CV.scatter_add_(1, targets_T[chunk, None], grad_C[:, None])
+                grad_CV.scatter_add_(1, targets_T[chunk, None], ((1 - label_smoothing) * grad_C)[:, None])
+                if label_smoothing > 0:
+                    grad_CV.add_((label_smoothing / grad_CV.shape[1] * grad_C)[:, None])
                 if cap_slope_CV is not None:
                     grad_CV.mul_(cap_slope_CV)
                 gradients.add(head, chunk, grad_CV)
@@ -139,4 +151,4 @@ class _FusedTokenLoss(torch.autograd.Function):
             None if saved is None else saved.mul_(grad_outputs[0]).to(dtype)
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*gradients, *[None] * 7)
+        return (*gradients, *[None] * 8)

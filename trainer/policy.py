@@ -58,17 +58,23 @@ class Policy(nn.Module):
 
     @overload
     def forward(
-        self, batch: PackedBatch, *, with_entropy: bool = False, token_loss: TokenLoss
+        self, batch: PackedBatch, *, with_entropy: bool = False, token_loss: TokenLoss, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def forward(
-        self, batch: PackedBatch, *, with_entropy: bool = False, token_loss: TokenLoss | None = None
+        self,
+        batch: PackedBatch,
+        *,
+        with_entropy: bool = False,
+        token_loss: TokenLoss | None = None,
+        label_smoothing: float = 0.0,
     ) -> tuple[Tensor, ...]:
         """Return log-probs at the sampling temperature and, if wanted, entropies (nats); both [N] float32.
 
         Args:
             token_loss: of each completion token by itself; before the two comes then the sum of it, and it alone
                 carries gradients, see `fused_loss`.
+            label_smoothing: of `token_loss`, see `fused_loss.fused_token_loss`.
         """
         device = next(self.model.parameters()).device
         assert self.shares_prompts or not batch.shares_prompts, "pieces were cut with shares_prompts, see Policy"
@@ -84,7 +90,9 @@ class Policy(nn.Module):
             "transform": self._transform,
         }
         if token_loss is not None:
-            return fused_token_loss(hidden_ND, weight_VD, targets_N, token_loss, with_entropy=with_entropy, **options)
+            options |= {"with_entropy": with_entropy, "label_smoothing": label_smoothing}
+            return fused_token_loss(hidden_ND, weight_VD, targets_N, token_loss, **options)
+        assert label_smoothing == 0, "label_smoothing is of a token_loss, found none"
         if with_entropy:
             return token_logprobs_and_entropy(hidden_ND, weight_VD, targets_N, **options)
         logprobs_N = token_logprobs(hidden_ND, weight_VD, targets_N, **options)

@@ -21,13 +21,18 @@ class ChunkSoftmax:
     """Of the targets, nats, <= 0."""
     entropy_C: Tensor | None
     """Nats, >= 0."""
+    mean_logprobs_C: Tensor | None
+    """Over the vocabulary, each token of it counting alike, nats, <= -log V."""
 
 
-def chunk_softmax(logits_CV: Tensor, targets_C: Tensor, *, wants_entropy: bool) -> ChunkSoftmax:
-    """Overwrites the logits. The entropy takes a second buffer [C, V] and one more read of both."""
+def chunk_softmax(
+    logits_CV: Tensor, targets_C: Tensor, *, wants_entropy: bool, wants_mean: bool = False
+) -> ChunkSoftmax:
+    """Overwrites the logits. The entropy takes a second buffer [C, V] and one more read of both, the mean a read."""
     largest_C = logits_CV.amax(-1)
     shifted_CV = logits_CV.sub_(largest_C[:, None])
     target_C = shifted_CV.gather(-1, targets_C[:, None])[:, 0]
+    mean_C = shifted_CV.mean(-1) if wants_mean else None
     exp_CV = shifted_CV.exp() if wants_entropy else shifted_CV.exp_()
     sum_C = exp_CV.sum(-1)
     log_sum_C = sum_C.log()
@@ -42,6 +47,7 @@ def chunk_softmax(logits_CV: Tensor, targets_C: Tensor, *, wants_entropy: bool) 
         log_normaliser_C=largest_C + log_sum_C,
         logprobs_C=target_C - log_sum_C,
         entropy_C=entropy_C,
+        mean_logprobs_C=None if mean_C is None else mean_C - log_sum_C,
     )
 
 

@@ -189,3 +189,65 @@ def test_a_float32_head_may_meet_bf16_states():
     loss = differentiated(lambda logprobs_C, tokens: -logprobs_C)
     fused_token_loss(low_TD, weight_VD, targets_T, loss)[0].backward()
     assert (low_TD.grad.dtype, weight_VD.grad.dtype) == (torch.bfloat16, torch.float32)
+
+
+# --- smoothed labels ---------------------------------------------------------------------------------------------
+
+
+def smoothed(hidden_TD, weight_VD, targets_T, smoothing, **options):
+    """The cross entropy with smoothed labels, summed."""
+    return fused_token_loss(
+        hidden_TD, weight_VD, targets_T, differentiated(lambda logprobs_C, tokens: -logprobs_C),
+        label_smoothing=smoothing, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("chunk_tokens", [7, 512])
+@pytest.mark.parametrize(("dtype", "relative"), EXACT)
+def test_smoothed_labels_are_those_of_torch(dtype, relative, chunk_tokens, smoothing):
+    hidden_TD, weight_VD, bias_V, targets_T = inputs(dtype=dtype)
+    leaves = (hidden_TD, weight_VD, bias_V)
+    logits_TV = torch.nn.functional.linear(hidden_TD, weight_VD, bias_V) / 0.7
+    wanted = torch.nn.functional.cross_entropy(logits_TV, targets_T, label_smoothing=smoothing, reduction="sum")
+    options = {"head_bias_V": bias_V, "chunk_tokens": chunk_tokens, "temperature": 0.7}
+    found = smoothed(hidden_TD, weight_VD, targets_T, smoothing, **options)[0]
+    assert_equal([found], [wanted], relative)
+    assert_equal(torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, leaves), 3 * relative)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_smoothed_labels_go_through_cap_and_multiplier(with_entropy):
+    hidden_TD, weight_VD, bias_V, targets_T = inputs()
+    leaves = (hidden_TD, weight_VD, bias_V)
+    logits_TV = 2 * torch.tanh(1.5 * torch.nn.functional.linear(hidden_TD, weight_VD, bias_V) / 2)
+    wanted = torch.nn.functional.cross_entropy(logits_TV, targets_T, label_smoothing=0.2, reduction="sum")
+    options = {"head_bias_V": bias_V, "transform": HeadTransform(multiplier=1.5, softcap=2.0), "chunk_tokens": 7}
+    found = smoothed(hidden_TD, weight_VD, targets_T, 0.2, with_entropy=with_entropy, **options)[0]
+    assert_equal([found], [wanted], 1e-12)
+    assert_equal(torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, leaves), 1e-12)
+
+
+def test_what_is_measured_beside_smoothed_labels_is_not_smoothed():
+    hidden_TD, weight_VD, _, targets_T = inputs()
+    plain, with_smoothing = (
+        smoothed(hidden_TD, weight_VD, targets_T, smoothing, with_entropy=True) for smoothing in (0.0, 0.3)
+    )
+    assert with_smoothing[0] > plain[0]
+    assert_equal(with_smoothing[1:], plain[1:], 1e-15)
+
+
+def test_smoothed_labels_need_no_second_buffer_of_a_chunk():
+    hidden_TD, weight_VD, _, targets_T = inputs(num_tokens=8, dim=6, vocab=64)
+    buffers = []
+
+    class Buffers(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            is_new = torch.is_tensor(result) and result.shape == (8, 64) and not function._schema.name.endswith("_")
+            buffers.append(function) if is_new else None
+            return result
+
+    with Buffers():
+        smoothed(hidden_TD, weight_VD, targets_T, 0.1)
+    assert len(buffers) == 1

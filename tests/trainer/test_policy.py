@@ -5,9 +5,11 @@ import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM
 
+from tiny_models import small_llama
+from towline.trainer.attention import batch_arguments
 from towline.trainer.fused_loss import differentiated
 from towline.trainer.packing import TokenSequence, pack
-from towline.trainer.policy import load_policy
+from towline.trainer.policy import Policy, load_policy
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +55,20 @@ def test_a_token_loss_gives_its_sum_and_the_gradients_of_two_passes(policy):
     torch.testing.assert_close([found, *measured], [wanted, logprobs_N.detach(), entropy_N])
     parameters = list(policy.parameters())
     torch.testing.assert_close(torch.autograd.grad(found, parameters), torch.autograd.grad(wanted, parameters))
+
+
+def test_smoothed_labels_are_those_of_torch_on_the_models_own_logits():
+    model = small_llama(initializer_range=0.2)
+    token_ids = np.random.default_rng(0).integers(0, 300, 12)
+    batch = pack([TokenSequence(token_ids=token_ids, num_prompt_tokens=3)])
+    loss = differentiated(lambda logprobs_C, tokens: -logprobs_C)
+    found, logprobs_N, _ = Policy(model, 1.0)(batch, token_loss=loss, label_smoothing=0.1)
+    logits_NV = model(**batch_arguments(batch, torch.device("cpu"))).logits[0, batch.logit_index]
+    targets_N = torch.from_numpy(batch.target_ids)
+    wanted = torch.nn.functional.cross_entropy(logits_NV, targets_N, label_smoothing=0.1, reduction="sum")
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(
+        -logprobs_N.sum(), torch.nn.functional.cross_entropy(logits_NV, targets_N, reduction="sum").detach()
+    )
+    with pytest.raises(AssertionError, match="label_smoothing is of a token_loss"):
+        Policy(model, 1.0)(batch, label_smoothing=0.1)
