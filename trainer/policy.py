@@ -10,22 +10,27 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils.import_utils import is_flash_attn_2_available
+from transformers import AutoModelForCausalLM
 
-from towline.storage.errors import ModelError
-from towline.trainer.attention import batch_arguments, caps_scores, register_varlen_attention, shares_prompts
+from towline.trainer.attention import batch_arguments, shares_prompts
 from towline.trainer.config import LoraConfig
 from towline.trainer.fused_loss import TokenLoss, fused_token_loss
 from towline.trainer.head import head_transform
 from towline.trainer.head_check import check_head
 from towline.trainer.int8 import int8_weights
-from towline.trainer.isolation import assert_isolated, assert_rows_isolated
 from towline.trainer.logprobs import token_logprobs, token_logprobs_and_entropy
 from towline.trainer.lora import add_adapters, head_weight
 from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_step import Packing
 from towline.trainer.packing_work import work_model
+from towline.trainer.pretrained import (
+    arguments_of_text,
+    assert_apart,
+    checkpoint_gradients,
+    from_folder,
+    training_device,
+    usual_attention,
+)
 
 
 class Policy(nn.Module):
@@ -113,10 +118,8 @@ def load_policy(
     """Load the model and prove that its micro-batches and chunked log-probs are right for it.
 
     Args:
-        attention: transformers' name of one that isolates packed sequences. By default flash_attention_2 where it is
-            installed and can be used (bfloat16 on a GPU), which computes a prompt again for each completion, and
-            elsewhere `attention.NAME`, which does not. For buckets, transformers' own choice, or "eager" for a model
-            that caps its attention scores: "sdpa" leaves the cap out.
+        attention: transformers' name of one that isolates packed sequences, by default `usual_attention`. For buckets
+            transformers' own choice, or "eager" for a model that caps its attention scores: "sdpa" leaves the cap out.
         packing: "packed" sequences in one row, or "buckets" of padded rows.
         is_int8: round the weights of linear layers to int8, see `int8.int8_weights`; it cannot be trained.
         lora: put adapters in, which alone are trained. Ranks must draw the same: seed torch alike before.
@@ -125,25 +128,19 @@ def load_policy(
         ModelError: the folder holds no causal language model, or one that cannot be trained in this way; or torchao is
             missing.
     """
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    varlen = register_varlen_attention()
-    if attention is None and packing == "packed":
-        can_flash = device.type == "cuda" and precision == "bfloat16" and is_flash_attn_2_available()
-        attention = "flash_attention_2" if can_flash else varlen
+    device = training_device()
+    if attention is None:
+        attention = usual_attention(packing, precision)
     options: dict[str, Any] = {"quantization_config": int8_weights()} if is_int8 else {}
     model = load_model(folder, precision, attention, **options)
     if lora is not None:
         add_adapters(model, lora, folder)
     model.to(device)
+    assert_apart(model, packing)
     token_ids_T = torch.arange(1, 18, device=device) % model.config.get_text_config().vocab_size
-    if packing == "packed":
-        assert_isolated(model)
-        check_head(model, token_ids_T)
-    else:
-        assert_rows_isolated(model)
-        check_head(model, token_ids_T, arguments={"input_ids": token_ids_T[None], "use_cache": False})
+    check_head(model, token_ids_T, arguments=arguments_of_text(token_ids_T, packing))
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_gradients(model)
     return Policy(model, temperature)
 
 
@@ -156,18 +153,4 @@ def load_model(folder: Path, precision: str, attention: str | None = None, **opt
     Raises:
         ModelError: the folder holds no causal language model, or one that cannot have this attention.
     """
-    try:
-        if attention is None and caps_scores(AutoConfig.from_pretrained(folder, local_files_only=True)):
-            attention = "eager"
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, precision), attn_implementation=attention, local_files_only=True, **options
-        )
-    except KeyError as error:
-        if attention is None or attention not in error.args:
-            raise
-        raise ModelError(
-            f"policy.model {folder} has an attention of its own and cannot be loaded with {attention}, which packing "
-            'needs: set trainer.packing = "buckets", or take another model'
-        ) from error
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"policy.model {folder} cannot be loaded as a causal language model: {error}") from error
+    return from_folder(AutoModelForCausalLM, "a causal language model", folder, precision, attention, **options)
