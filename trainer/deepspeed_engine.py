@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from towline.storage.weight_stream import TensorMeta
@@ -18,6 +20,7 @@ from towline.trainer.fused_loss import TokenLoss
 from towline.trainer.lora import adapter_parameters, adapters_off, model_weights
 from towline.trainer.packing import PackedBatch
 from towline.trainer.policy import Policy
+from towline.trainer.sequence_head import RewardModel
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 import deepspeed
@@ -32,8 +35,11 @@ _TAG = "engine"
 """Name of DeepSpeed's own folder in a checkpoint."""
 
 
-class DeepSpeedEngine:
-    """A policy and its optimiser, sharded over the ranks of torch's default process group.
+Trained = TypeVar("Trained", Policy, RewardModel)
+
+
+class DeepSpeedEngine(Generic[Trained]):
+    """A policy or a reward model, and its optimiser, sharded over the ranks of torch's default process group.
 
     Call order of one optimiser step, with the same number of micro-batches on every rank:
 
@@ -46,7 +52,7 @@ class DeepSpeedEngine:
     up over micro-batches and ranks, so that no number of either changes them.
     """
 
-    def __init__(self, policy: Policy, config: TrainerConfig) -> None:
+    def __init__(self, policy: Trained, config: TrainerConfig) -> None:
         self.policy = policy
         self.zero_stage = config.zero_stage
         self._world_size = dist.get_world_size()
@@ -71,6 +77,10 @@ class DeepSpeedEngine:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, log-probs and entropies in one pass over the logits, see `Policy.forward`; one backward may follow."""
         return self._engine(batch, with_entropy=True, token_loss=token_loss, label_smoothing=label_smoothing)
+
+    def scores(self, batch: PackedBatch, positions_S: NDArray[np.int64]) -> Tensor:
+        """Of a reward model at these positions, see `RewardModel.forward`."""
+        return self._engine(batch, positions_S)
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
@@ -105,12 +115,19 @@ class DeepSpeedEngine:
                 state["step"].copy_(counts[parameter])
         engine.global_steps = engine.global_samples = engine.micro_steps = engine.skipped_steps = 0
 
-    @torch.no_grad()
     def evaluate(self, batch: PackedBatch) -> Tensor:
         """Log-probs without gradient. Every rank must call it: ZeRO-3 gathers."""
+        return self._evaluated(batch)[0]
+
+    def evaluate_scores(self, batch: PackedBatch, positions_S: NDArray[np.int64]) -> Tensor:
+        """Of a reward model, without gradient. Every rank must call it."""
+        return self._evaluated(batch, positions_S)
+
+    @torch.no_grad()
+    def _evaluated(self, *arguments: Any) -> Any:
         self._engine.eval()
         try:
-            return self._engine(batch)[0]
+            return self._engine(*arguments)
         finally:
             self._engine.train()
 

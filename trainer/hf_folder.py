@@ -36,13 +36,29 @@ def gather_weights(engine: DeepSpeedEngine, precision: str, on_progress: Callabl
 def write_hf_folder(model: Any, weights: dict[str, Tensor], folder: Path, model_folder: Path) -> None:
     saved = set(model.state_dict())
     buffers = {name: buffer.cpu() for name, buffer in model.named_buffers() if name in saved}
-    generation, given = model.generation_config, model_folder / "generation_config.json"
-    try:
-        if given.is_file():  # copied as it is: transformers refuses to write some of those that it reads
-            model.generation_config = GenerationConfig()
+    given = model_folder / "generation_config.json"
+    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
+    if model.can_generate():
+        _save_with_generation(model, weights | buffers, folder, given)
+    else:
         model.save_pretrained(folder, state_dict=weights | buffers, max_shard_size=MAX_SHARD)
+        # A reward model reads its score before the padding: both must mean the same token by it.
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.get_text_config().pad_token_id)
+    tokenizer.save_pretrained(folder)
+
+
+def _save_with_generation(model: Any, state: dict[str, Tensor], folder: Path, given: Path) -> None:
+    """
+    Args:
+        given: generation settings, if there are any; copied as they are: transformers refuses to write some of those
+            that it reads.
+    """
+    generation = model.generation_config
+    try:
+        if given.is_file():
+            model.generation_config = GenerationConfig()
+        model.save_pretrained(folder, state_dict=state, max_shard_size=MAX_SHARD)
     finally:
         model.generation_config = generation
     if given.is_file():
         shutil.copyfile(given, folder / given.name)
-    AutoTokenizer.from_pretrained(model_folder, local_files_only=True).save_pretrained(folder)

@@ -46,12 +46,13 @@ def work_model(model: Any) -> WorkModel:
     (arXiv:2001.08361, section 2.1). To be called before ZeRO-3 takes the weights apart.
 
     Counted as if every layer had full attention and every expert saw every token. Without attention heads in its config
-    a model has no pairs.
+    a model has no pairs; a reward model has no output embeddings.
     """
     config = model.config.get_text_config()
-    embeddings = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+    ends = [part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part is not None]
+    embeddings = {id(weight) for weight in ends}
     body = [parameter for parameter in model.parameters() if id(parameter) not in embeddings]
-    head = model.get_output_embeddings().weight
+    head = ends[1] if len(ends) > 1 else None
     heads = getattr(config, "num_attention_heads", None) or 0
     head_dim = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     return WorkModel(
@@ -60,7 +61,7 @@ def work_model(model: Any) -> WorkModel:
         # queries times keys, then scores times values
         per_pair=12 * config.num_hidden_layers * heads * head_dim,
         # its logits are computed again in backward
-        per_target=(8 if head.requires_grad else 6) * head.numel(),
+        per_target=0 if head is None else (8 if head.requires_grad else 6) * head.numel(),
     )
 
 
