@@ -88,6 +88,11 @@ class ConversationTokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     @property
+    def unstopped_end(self) -> tuple[int, str] | None:
+        """Id and text of the token that the chat template ends a turn with, if the engine would not stop at it."""
+        return next(((token, text) for token, text in self._ends.items() if token not in self.stop_token_ids), None)
+
+    @property
     def unknown_token_id(self) -> int | None:
         """Stands for what the vocabulary cannot write; None where there is nothing of the kind."""
         return self._tokenizer.unk_token_id

@@ -93,6 +93,11 @@ def test_g3_28_a_prompt_without_room_after_it_leaves_its_pair_out(max_tokens: in
     assert (cut and completions(cut)) == kept
 
 
+@pytest.mark.parametrize("max_tokens", [2, 3])
+def test_g3_28_no_pair_is_kept_empty(max_tokens: int):
+    assert cut_pair(pair(3, [50, 51], [50, 51]), max_tokens) is None
+
+
 def test_a_pair_that_a_cut_makes_one_is_left_out():
     assert cut_pair(pair(1, [50, 51, 52], [50, 51, 53]), 3) is None
     already = cut_pair(pair(1, [50, 51, 52], [50, 51, 52]), 3)
