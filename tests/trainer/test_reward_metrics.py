@@ -59,6 +59,11 @@ def test_scores_that_mean_what_they_say_are_calibrated_and_inflated_ones_are_not
     assert calibration_error(5 * signed, np.zeros(len(signed))) > 0.1
 
 
+def test_a_confidence_at_an_edge_is_of_the_lower_bin():
+    table = reliability([math.log(3)], [0.0], num_bins=2)
+    assert (table[0].high, table[0].confidence, table[0].num_pairs) == (0.75, 0.75, 1)
+
+
 def test_huge_margins_are_of_the_last_bin():
     table = reliability([1e4, -1e4], [0.0, 0.0])
     assert (table[-1].num_pairs, table[-1].confidence, table[-1].accuracy) == (2, 1.0, 0.5)

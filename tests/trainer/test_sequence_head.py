@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    AttentionInterface,
     AutoModelForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
@@ -23,6 +25,8 @@ from towline.trainer.packing_pairs import TokenPair, lay_out_pairs
 from towline.trainer.packing_rows import pad_rows
 from towline.trainer.reward_losses import pair_reward_loss
 from towline.trainer.sequence_head import load_reward_model, padding_token
+
+pytestmark = pytest.mark.slow
 
 EOS, UNKNOWN = 2, 0
 OPTIONS = {**SMALL, "initializer_range": 0.2, "eos_token_id": EOS, "bos_token_id": 1}
@@ -262,3 +266,13 @@ def test_a_model_that_cannot_be_packed_is_refused(tmp_path):
     with pytest.raises(ModelError, match="sliding_window"):
         load(tmp_path)
     assert load(tmp_path, packing="buckets").is_fresh_head
+
+
+def test_an_attention_that_looks_at_other_sequences_is_refused(scorer):
+    def leaky(module, query, key, value, attention_mask, scaling=None, **others):
+        output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        return output.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("leaky", leaky)
+    with pytest.raises(ModelError, match="moved logits of another"):
+        load(scorer, attention="leaky")
