@@ -30,6 +30,8 @@ DROPS_THINKING = (
 """Leaves the thinking of earlier turns out, and writes an empty one into a last turn without."""
 OPENS_THINKING = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>")
 """The generation prompt begins what no rendered turn begins with."""
+ENDS_THE_TEXT = CHATML.replace("assistant\n{% endif %}", "assistant\n{% else %}{{ eos_token }}\n{% endif %}")
+"""Writes an end of the text after the last turn, besides that of the turn."""
 PLAIN = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"

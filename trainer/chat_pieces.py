@@ -39,7 +39,7 @@ class ChatPieces:
     def cut(self, row: int, turns: Sequence[Turn], trained: Sequence[int]) -> list[Piece]:
         """Pieces that make up the conversation up to the end of its last turn, by turns untrained and trained.
 
-        A trained piece ends with the template's end token, if it writes one, and without the newline that may follow.
+        A trained piece ends with the template's end token, if it writes one, and without what may follow.
 
         Args:
             row: for messages.
@@ -55,10 +55,10 @@ class ChatPieces:
         for index in trained:
             opened = self._render(row, turns[:index], opens=True)
             closed = self._render(row, turns[: index + 1])
-            if not (whole.startswith(opened) and whole.startswith(closed) and closed.startswith(opened)):
+            said, is_ended = self._said(closed[len(opened) :])
+            if not (closed.startswith(opened) and whole.startswith(opened + said)):
                 _refuse_rewriting(row, index, is_last=index == len(turns) - 1)
-            said = closed[len(opened) :].rstrip()
-            if index < len(turns) - 1 and not said.endswith(self._end_tokens):
+            if index < len(turns) - 1 and not is_ended:
                 _refuse_unended(row, index)
             pieces += [
                 Piece(text=whole[cut_at : len(opened)], is_trained=False),
@@ -72,6 +72,16 @@ class ChatPieces:
         if turn.role != "assistant":
             return turn
         return Turn(role=turn.role, content=without_end(turn.content, self._end_tokens))
+
+    def _said(self, text: str) -> tuple[str, bool]:
+        """A turn up to the first of the end tokens that it closes with, and whether there is one.
+
+        Some templates write another, the end of the text, after the last turn, where the engine has long stopped.
+        """
+        said = without_end(text, self._end_tokens)
+        closing = text[len(said) :]
+        end = next((token for token in self._end_tokens if closing.startswith(token)), None)
+        return (said.rstrip(), False) if end is None else (said + end, True)
 
     def _render(self, row: int, turns: Sequence[Turn], *, opens: bool = False) -> str:
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
@@ -87,10 +97,9 @@ class ChatPieces:
 
 
 def without_end(text: str, end_tokens: Sequence[str]) -> str:
-    """What was said, without an end token after it."""
-    for token in end_tokens:
-        if text.rstrip().endswith(token):
-            return text.rstrip().removesuffix(token)
+    """What was said, without end tokens after it."""
+    while token := next((token for token in end_tokens if text.rstrip().endswith(token)), None):
+        text = text.rstrip().removesuffix(token)
     return text
 
 

@@ -44,7 +44,7 @@ class ConversationTokenizer:
         self._chat: ChatPieces | None = None
         if chat:
             self._require_template()
-            self._ends = self._texts_of({*self.stop_token_ids, *_end_of_turn(self._tokenizer)})
+            self._ends = self._texts_of({*self.stop_token_ids, *_end_of_turn(self._tokenizer, self.stop_token_ids)})
             self._chat = ChatPieces(self._tokenizer, list(self._ends.values()))
         else:
             self._ends = self._texts_of(self.stop_token_ids)
@@ -94,8 +94,9 @@ class ConversationTokenizer:
 
     @property
     def unknown_token_id(self) -> int | None:
-        """Stands for what the vocabulary cannot write; None where there is nothing of the kind."""
-        return self._tokenizer.unk_token_id
+        """Stands for what the vocabulary cannot write; None where there is none, or it is the end token too."""
+        unknown = self._tokenizer.unk_token_id
+        return None if unknown in self._ends else unknown
 
     def _pieces(self, row: int, prompt: Sequence[Turn], said: str, *, all_turns: bool = False) -> list[Piece]:
         if not without_end(said, list(self._ends.values())).strip():
@@ -222,16 +223,16 @@ def _stop_token_ids(tokenizer: Any, folder: Path) -> list[int]:
     return sorted(token for token in ids if token is not None)
 
 
-def _end_of_turn(tokenizer: Any) -> list[int]:
-    """The special token that the chat template ends the assistant's turn with, if it does.
+def _end_of_turn(tokenizer: Any, stop_token_ids: Sequence[int]) -> list[int]:
+    """The special token that the chat template ends the assistant's turn with, if the engine stops at none there.
 
-    It may be none of those at which the engine stops, where a base model has a template but no settings to match.
+    It is so where a base model has a template but no generation settings to match.
     """
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
     try:
         whole: str = tokenizer.apply_chat_template(turns, tokenize=False)
     except TemplateError:  # the turns of the dataset will say what it refuses
         return []
-    written = tokenizer.encode(whole.rpartition("answer")[2].rstrip(), add_special_tokens=False)
+    closing = tokenizer.encode(whole.rpartition("answer")[2], add_special_tokens=False)
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    return [token for token in written[-1:] if token in special]
+    return [] if set(closing) & set(stop_token_ids) else [token for token in closing if token in special][-1:]

@@ -14,6 +14,7 @@ from chat_tokenizers import (
     BRACKETS,
     CHATML,
     DROPS_THINKING,
+    ENDS_THE_TEXT,
     EOS,
     IM_END,
     OPENS_THINKING,
@@ -130,7 +131,7 @@ def test_g3_23_a_text_is_ended_exactly_once(raw: ConversationTokenizer, said: st
     assert raw.decode(ids) == "<s>hianswer</s>"
 
 
-@pytest.mark.parametrize("said", ["answer", "answer<|im_end|>", "answer<|im_end|>\n"])
+@pytest.mark.parametrize("said", ["answer", "answer<|im_end|>", "answer<|im_end|>\n", "answer<|im_end|><|im_end|>"])
 def test_g3_23_a_turn_is_ended_exactly_once(chatml: ConversationTokenizer, said: str):
     example = chatml.demonstration(talk("hi", said, "so", said))
     learned = example.tokens.token_ids[example.tokens.num_prompt_tokens :][example.trained]
@@ -140,8 +141,6 @@ def test_g3_23_a_turn_is_ended_exactly_once(chatml: ConversationTokenizer, said:
 def test_an_end_inside_what_is_said_is_refused_with_the_row(chatml: ConversationTokenizer):
     with pytest.raises(DataError, match=r"row 7 \(from 0\): the assistant says <\|im_end\|>, which ends its turn"):
         chatml.demonstration(talk("hi", "a<|im_end|>b", row=7))
-    with pytest.raises(DataError, match="before the end"):
-        chatml.demonstration(talk("hi", "a<|im_end|><|im_end|>"))
 
 
 @pytest.mark.parametrize("said", ["<|im_end|>", "\n<|im_end|>\n"])
@@ -159,6 +158,22 @@ def test_a_template_without_an_end_token_gets_one_after_the_last_turn_only(tmp_p
     assert marked(tokenizer, example) == "user: hi\nassistant: yes\nuser: so\nassistant: ⟦no<|im_end|>⟧"
 
 
+def test_an_end_of_the_text_after_that_of_the_turn_is_not_learned(tmp_path: Path):
+    folder = saved(tmp_path, ENDS_THE_TEXT, eos_token="</s>", stops=[EOS, IM_END])
+    tokenizer = ConversationTokenizer(folder, chat=True)
+    assert marked(tokenizer, tokenizer.demonstration(talk("hi", "yes", "so", "no"))) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n⟦yes<|im_end|>⟧"
+        "\n<|im_start|>user\nso<|im_end|>\n<|im_start|>assistant\n⟦no<|im_end|>⟧"
+    )
+
+
+def test_what_stands_before_the_only_token_that_the_engine_stops_at_is_learned(tmp_path: Path):
+    tokenizer = ConversationTokenizer(saved(tmp_path, ENDS_THE_TEXT, eos_token="</s>"), chat=True)
+    assert marked(tokenizer, tokenizer.demonstration(talk("hi", "yes"))).endswith("⟦yes<|im_end|>\n</s>⟧")
+    with pytest.raises(DataError, match="writes turn 1"):
+        tokenizer.demonstration(talk("hi", "yes", "so", "no"))
+
+
 def test_the_end_of_a_turn_may_be_none_that_the_engine_stops_at(tmp_path: Path):
     """A base model with a chat template: its end of text is not its end of turn."""
     tokenizer = ConversationTokenizer(saved(tmp_path, CHATML, eos_token="</s>"), chat=True)
@@ -166,6 +181,15 @@ def test_the_end_of_a_turn_may_be_none_that_the_engine_stops_at(tmp_path: Path):
     assert list(example.tokens.token_ids).count(IM_END) == 2
     assert example.tokens.token_ids[-1] == IM_END
     assert tokenizer.stop_token_ids == [EOS]
+    assert tokenizer.unstopped_end == (IM_END, "<|im_end|>")
+
+
+def test_an_end_token_that_is_the_unknown_one_too_stands_for_the_end(tmp_path: Path):
+    settings = {"eos_token": "</s>", "unk_token": "</s>"}
+    assert (
+        ConversationTokenizer(save_tokenizer(tmp_path, byte_tokenizer(), **settings), chat=False).unknown_token_id
+        is None
+    )
 
 
 def test_stop_tokens_are_those_of_the_engine(tmp_path: Path):
