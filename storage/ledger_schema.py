@@ -10,7 +10,7 @@ Measured (2,048 rollouts, 23 MB): shuffle + zstd level 3 in 16 k chunks writes 3
 
 from dataclasses import dataclass
 
-VERSIONS = {"rollouts": 1, "scores": 3}
+VERSIONS = {"rollouts": 1, "scores": 3, "reference": 1}
 """Kind of file → version that is written. Older ones are read; they lack what came since."""
 CHUNK_ELEMENTS = 16_384
 
@@ -63,3 +63,10 @@ SCORES = (
 """Attributes of a score file: schema_version, kind = "scores",
 header (JSON: weights by part name, code_hash, shard_digest of the shard that was scored, began, ended, and since
 version 3 isolation: what shut in the programs that a reward ran), digest."""
+
+REFERENCE = (
+    Column(name="chosen", dtype="float64", length="E", meaning="log-prob of the whole completion, nats"),
+    Column(name="rejected", dtype="float64", length="E", meaning="the same of the other completion"),
+)
+"""What a reference says of pairs, E = pairs. Attributes of the file: schema_version, kind = "reference", header (JSON:
+model, data, precision, see `reference_table`), digest."""

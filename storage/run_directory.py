@@ -60,8 +60,13 @@ class RunDirectory:
 
     @property
     def held_out(self) -> Path:
-        """Shards of the evaluations; same layout as `rollouts`."""
+        """Shards of the evaluations; same layout as `rollouts`. Of given examples, what each of them measured."""
         return self.root / "held_out"
+
+    @property
+    def reference_tables(self) -> Path:
+        """Log-probs of pairs under the reference of DPO."""
+        return self.root / "reference"
 
     @property
     def lineage(self) -> Path:
@@ -119,6 +124,10 @@ class RunDirectory:
     @property
     def reward_curve(self) -> Path:
         return self.root / "reward.png"
+
+    @property
+    def loss_curve(self) -> Path:
+        return self.root / "loss.png"
 
     def logs(self, attempt: int) -> Path:
         return self.root / "logs" / f"attempt-{attempt}"

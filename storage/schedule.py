@@ -27,12 +27,14 @@ class PromptSchedule:
     seed: int
     """0 ≤ seed < 2**63."""
     max_waves: int = 1
+    key: str = "rollout.prompts_per_step"
+    """What an experiment calls `prompts_per_step`, for messages."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompts_per_step <= self.num_rows:
             raise ConfigError(
-                f"rollout.prompts_per_step ({self.prompts_per_step}) must be from 1 to the {self.num_rows} rows of the "
-                "dataset: a step never holds a prompt twice"
+                f"{self.key} ({self.prompts_per_step}) must be from 1 to the {self.num_rows} rows of the "
+                "dataset: a step never holds a row twice"
             )
         if self.max_waves < 1 or self.max_waves * self.prompts_per_step > self.num_rows:
             raise ConfigError(

@@ -1,17 +1,33 @@
 """`[policy]` and `[trainer]` of an experiment."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from towline.storage.config import StrictModel, resolve_path
+from towline.storage.config import ConfigPath, StrictModel, resolve_path
 
 Home = Literal["on_device", "offloaded", "int8"]
 
 
-class PolicyConfig(StrictModel):
+class ModelConfig(StrictModel):
     model: Annotated[str, BeforeValidator(resolve_path)]
     """Folder of the model and its tokenizer (Hugging Face layout), relative to this file."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.model)
+
+
+class DpoPolicyConfig(ModelConfig):
+    """The reference of DPO is the model that the run begins with."""
+
+    reference_tables: ConfigPath | None = None
+    """Folder of tables with the reference's log-probs, which several runs may share; default: in the run's folder. A
+    table that is missing is computed and written."""
+
+
+class PolicyConfig(ModelConfig):
     reference: Home = "on_device"
     """Where the reference policy lives: on_device beside the policy; offloaded in main memory, and on the device only
     while it computes (the same numbers to the bit; without a GPU it is all one memory and nothing is moved); int8 on
@@ -34,7 +50,9 @@ class LoraConfig(StrictModel):
     """Names of the linear layers that get one, such as "q_proj"; by default all but the head."""
 
 
-class TrainerConfig(StrictModel):
+class EngineConfig(StrictModel):
+    """What every objective says of its optimiser, its memory and its checkpoints."""
+
     learning_rate: float = Field(gt=0)
     """Peak learning rate of AdamW."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -43,6 +61,25 @@ class TrainerConfig(StrictModel):
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """L2 norm over all parameters to which a larger gradient is scaled down."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of the weights; by default the weights."""
+    max_tokens_per_microbatch: int = Field(default=4096, ge=16)
+    """Budget of one forward and backward pass of one rank, tokens, padding included."""
+    packing: Literal["packed", "buckets"] = "packed"
+    """Sequences end to end in one row, a group's prompt once; or rows of lengths within 10 %, padded, for models whose
+    layers cannot keep the sequences of one row apart."""
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of weights and activations; optimiser state and master weights are float32 always."""
+    gradient_checkpointing: bool = False
+    checkpoint_every: int = Field(default=50, ge=1)
+    """Steps. The last step and a clean stop always leave a checkpoint."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+
+
+class TrainerConfig(EngineConfig):
+    """`[trainer]` of GRPO."""
+
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
     """What a reward is compared with: the mean of its group; of the others of its group (RLOO); of the whole step."""
     scale: Literal["std", "batch_std", "none"] = "std"
@@ -75,25 +112,11 @@ class TrainerConfig(StrictModel):
     """In the loss of each token; or taken off each completion's reward (k1, once a step)."""
     kl_estimator: Literal["k2", "k3", "k3_unbiased"] = "k3"
     """Of the KL in the loss."""
-    lora: LoraConfig | None = None
-    """Train adapters instead of the weights; by default the weights."""
     reference_every: int | None = Field(default=None, ge=2)
     """Steps after which the policy of that moment becomes the reference, again and again; by default never."""
     inner_epochs: int = Field(default=1, ge=1)
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps per inner epoch; the step's groups are divided among them."""
-    max_tokens_per_microbatch: int = Field(default=4096, ge=16)
-    """Budget of one forward and backward pass of one rank, tokens, padding included."""
-    packing: Literal["packed", "buckets"] = "packed"
-    """Sequences end to end in one row, a group's prompt once; or rows of lengths within 10 %, padded, for models whose
-    layers cannot keep the sequences of one row apart."""
-    zero_stage: Literal[0, 1, 2, 3] = 2
-    precision: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of weights and activations; optimiser state and master weights are float32 always."""
-    gradient_checkpointing: bool = False
-    checkpoint_every: int = Field(default=50, ge=1)
-    """Steps. The last step and a clean stop always leave a checkpoint."""
-    keep_checkpoints: int = Field(default=3, ge=1)
 
     def last_refresh(self, step: int) -> int | None:
         """The policy version that is the reference of outer step `step`; None for the policy that the run began with.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from towline.storage.weight_stream import TensorMeta
-from towline.trainer.config import TrainerConfig
+from towline.trainer.config import EngineConfig
 from towline.trainer.fused_loss import TokenLoss
 from towline.trainer.lora import adapter_parameters, adapters_off, model_weights
 from towline.trainer.packing import PackedBatch
@@ -52,7 +52,7 @@ class DeepSpeedEngine(Generic[Trained]):
     up over micro-batches and ranks, so that no number of either changes them.
     """
 
-    def __init__(self, policy: Trained, config: TrainerConfig) -> None:
+    def __init__(self, policy: Trained, config: EngineConfig) -> None:
         self.policy = policy
         self.zero_stage = config.zero_stage
         self._world_size = dist.get_world_size()
@@ -73,10 +73,10 @@ class DeepSpeedEngine(Generic[Trained]):
         return self._engine(batch, with_entropy=with_entropy)
 
     def forward_with_loss(
-        self, batch: PackedBatch, token_loss: TokenLoss, *, label_smoothing: float = 0.0
+        self, batch: PackedBatch, token_loss: TokenLoss, *, with_entropy: bool = True, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, log-probs and entropies in one pass over the logits, see `Policy.forward`; one backward may follow."""
-        return self._engine(batch, with_entropy=True, token_loss=token_loss, label_smoothing=label_smoothing)
+        return self._engine(batch, with_entropy=with_entropy, token_loss=token_loss, label_smoothing=label_smoothing)
 
     def scores(self, batch: PackedBatch, positions_S: NDArray[np.int64]) -> Tensor:
         """Of a reward model at these positions, see `RewardModel.forward`."""
@@ -300,7 +300,7 @@ def convert_to_universal(source: Path, target: Path) -> None:
     )
 
 
-def shard_frozen(policy: Policy, config: TrainerConfig, *, is_offloaded: bool = False) -> Any:
+def shard_frozen(policy: Policy, config: EngineConfig, *, is_offloaded: bool = False) -> Any:
     """Wrap a frozen policy so that it is sharded as the trained one is. Call it like the policy, on every rank.
 
     Args:
@@ -337,7 +337,7 @@ def overwrite(frozen: Any, model: torch.nn.Module) -> None:
                 parameter.copy_(weights[name])
 
 
-def _settings(config: TrainerConfig) -> dict[str, Any]:
+def _settings(config: EngineConfig) -> dict[str, Any]:
     return {
         # Micro-batches are packed by tokens, so DeepSpeed's own counting of examples is not used.
         "train_micro_batch_size_per_gpu": 1,

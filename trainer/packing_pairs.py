@@ -10,20 +10,15 @@ Example:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from towline.trainer.packing import PackedBatch, TokenSequence, pack, pack_pieces
+from towline.trainer.packing import PackedBatch, pack, pack_pieces
 from towline.trainer.packing_buckets import plan_buckets
 from towline.trainer.packing_plan import PackingPlan, plan_packing
 from towline.trainer.packing_rows import pad_rows
 from towline.trainer.packing_step import Packing
 from towline.trainer.packing_work import WorkModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPair:
-    chosen: TokenSequence
-    rejected: TokenSequence
+from towline.trainer.token_examples import TokenPair
 
 
 def plan_pairs(

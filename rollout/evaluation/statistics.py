@@ -48,9 +48,23 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> Interval | None:
         return None
     if len(values) == len(groups) and set(values) <= {0.0, 1.0}:
         return accuracy_interval(round(sum(values)), len(values))
-    mean = math.fsum(values) / len(values)
-    spread = math.fsum((math.fsum(group) - len(group) * mean) ** 2 for group in groups)
-    half = _Z95 * math.sqrt(len(groups) / (len(groups) - 1) * spread) / len(values)
+    return ratio_interval([math.fsum(group) for group in groups], [len(group) for group in groups])
+
+
+def ratio_interval(sums: Sequence[float], sizes: Sequence[int]) -> Interval:
+    """95 % interval of the mean of all values of all groups, from each group's sum and how many values it has.
+
+    Source: as `mean_interval`. With sizes of 1 it is the usual interval of a mean.
+
+    Raises:
+        ValueError: fewer than two groups.
+    """
+    if len(sums) != len(sizes) or len(sums) < 2:
+        raise ValueError(f"expected at least two groups, found {len(sums)} sums and {len(sizes)} sizes")
+    num = sum(sizes)
+    mean = math.fsum(sums) / num
+    spread = math.fsum((total - size * mean) ** 2 for total, size in zip(sums, sizes, strict=True))
+    half = _Z95 * math.sqrt(len(sums) / (len(sums) - 1) * spread) / num
     return Interval(estimate=mean, low=mean - half, high=mean + half)
 
 

@@ -21,9 +21,10 @@ from towline.trainer.checkpoint import load_checkpoint, save_checkpoint
 from towline.trainer.config import TrainerConfig
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.packing import TokenSequence
-from towline.trainer.packing_pairs import TokenPair, lay_out_pairs, plan_pairs
+from towline.trainer.packing_pairs import lay_out_pairs, plan_pairs
 from towline.trainer.reward_losses import pair_reward_loss
 from towline.trainer.sequence_head import RewardModel, load_reward_model
+from towline.trainer.token_examples import TokenPair
 
 CASES = [(stage, "float32") for stage in (0, 1, 2, 3)] + [(3, "bfloat16")]
 SIZES = [(3, 6, 2), (5, 1, 9), (2, 4, 4)]
@@ -43,7 +44,7 @@ def pairs() -> list[TokenPair]:
     for num_prompt_tokens, *lengths in SIZES:
         prompt = rng.integers(3, 1600, num_prompt_tokens)
         chosen, rejected = (sequence(prompt, length) for length in lengths)
-        made.append(TokenPair(chosen=chosen, rejected=rejected))
+        made.append(TokenPair(row=0, margin=None, chosen=chosen, rejected=rejected))
     return made
 
 

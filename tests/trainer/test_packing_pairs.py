@@ -9,10 +9,11 @@ import torch
 
 from tiny_models import VARLEN, small_llama
 from towline.trainer.packing import TokenSequence
-from towline.trainer.packing_pairs import TokenPair, lay_out_pairs, plan_pairs
+from towline.trainer.packing_pairs import lay_out_pairs, plan_pairs
 from towline.trainer.packing_work import TOKENS_ONLY, WorkModel
 from towline.trainer.policy import Policy
 from towline.trainer.preference_losses import completion_logprobs, preference_loss
+from towline.trainer.token_examples import TokenPair
 
 WAYS = [("packed", True), ("packed", False), ("buckets", False)]
 every_way = pytest.mark.parametrize(("packing", "shares_prompts"), WAYS)
@@ -127,8 +128,8 @@ def sequence(*token_ids, prompt):
 
 
 TWO = [
-    TokenPair(chosen=sequence(1, 2, 3, 4, prompt=2), rejected=sequence(1, 2, 5, prompt=2)),
-    TokenPair(chosen=sequence(6, 7, prompt=1), rejected=sequence(6, 8, 9, prompt=1)),
+    TokenPair(row=0, margin=None, chosen=sequence(1, 2, 3, 4, prompt=2), rejected=sequence(1, 2, 5, prompt=2)),
+    TokenPair(row=0, margin=None, chosen=sequence(6, 7, prompt=1), rejected=sequence(6, 8, 9, prompt=1)),
 ]
 
 
@@ -161,7 +162,7 @@ def test_no_pairs_are_a_dummy(is_padded):
 
 
 def test_prompts_that_differ_cannot_be_shared():
-    pair = TokenPair(chosen=sequence(1, 2, 3, prompt=2), rejected=sequence(1, 4, 3, prompt=2))
+    pair = TokenPair(row=0, margin=None, chosen=sequence(1, 2, 3, prompt=2), rejected=sequence(1, 4, 3, prompt=2))
     with pytest.raises(AssertionError, match="two prompts"):
         lay_out_pairs([pair], is_padded=False, shares_prompts=True)
 
@@ -184,7 +185,7 @@ class Data:
                 )
                 for length in lengths
             )
-            self.pairs.append(TokenPair(chosen=chosen, rejected=rejected))
+            self.pairs.append(TokenPair(row=0, margin=None, chosen=chosen, rejected=rejected))
         self.reference_P2 = torch.from_numpy(rng.normal(-60, 20, (len(SIZES), 2)))
 
     def run(self, micro_batches, *, is_padded=False, shares_prompts=True):

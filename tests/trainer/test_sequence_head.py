@@ -21,10 +21,11 @@ from transformers import (
 from tiny_models import SMALL
 from towline.storage.errors import ModelError
 from towline.trainer.packing import TokenSequence, pack, pack_pieces
-from towline.trainer.packing_pairs import TokenPair, lay_out_pairs
+from towline.trainer.packing_pairs import lay_out_pairs
 from towline.trainer.packing_rows import pad_rows
 from towline.trainer.reward_losses import pair_reward_loss
 from towline.trainer.sequence_head import load_reward_model, padding_token
+from towline.trainer.token_examples import TokenPair
 
 pytestmark = pytest.mark.slow
 
@@ -181,7 +182,7 @@ def test_the_gradient_of_a_packed_step_is_that_of_pairs_alone(scorer, gradient_c
             )
             for length in lengths
         ]
-        pairs.append(TokenPair(chosen=items[0], rejected=items[1]))
+        pairs.append(TokenPair(row=0, margin=None, chosen=items[0], rejected=items[1]))
 
     def gradient(micro_batches, shares_prompts):
         reward_model = load(scorer, gradient_checkpointing=gradient_checkpointing).train()

@@ -15,11 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from towline.trainer.fused_loss import differentiated
 from towline.trainer.normaliser import loss_totals, token_weights
 from towline.trainer.packing import TokenSequence, pack
-from towline.trainer.packing_pairs import TokenPair, lay_out_pairs
+from towline.trainer.packing_pairs import lay_out_pairs
 from towline.trainer.policy import load_policy
 from towline.trainer.preference_losses import completion_logprobs, preference_loss
 from towline.trainer.reward_losses import pair_reward_loss
 from towline.trainer.sequence_head import load_reward_model
+from towline.trainer.token_examples import TokenPair
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -67,7 +68,7 @@ def pairs():
             )
             for length in lengths
         )
-        made.append(TokenPair(chosen=chosen, rejected=rejected))
+        made.append(TokenPair(row=0, margin=None, chosen=chosen, rejected=rejected))
     return made
 
 

@@ -1,0 +1,40 @@
+"""`[trainer]` of the objectives that learn from given examples: SFT, reward models, DPO."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from towline.trainer.config import EngineConfig
+
+
+class SupervisedConfig(EngineConfig):
+    batch_size: int = Field(ge=1)
+    """Examples of one optimiser step, over all ranks and micro-batches: demonstrations, or pairs."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Of the learning rate after the warm-up, counted in optimiser steps; linear and cosine end at 0."""
+
+
+class SftConfig(SupervisedConfig):
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of each token's target that is spread evenly over the vocabulary."""
+
+
+class RewardModelConfig(SupervisedConfig):
+    centring: float = Field(default=0.0, ge=0)
+    """Weight of (chosen + rejected score)^2, which draws scores to a mean of 0."""
+
+
+class DpoConfig(SupervisedConfig):
+    beta: float = Field(default=0.1, gt=0)
+    """How strongly the policy is held to the reference; 0.05 to 0.5 is usual."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    length_normalised: bool = False
+    """Compare log-probs a token instead of those of whole completions; IPO always does."""
+    label_smoothing: float = Field(default=0.0, ge=0, le=0.5)
+    """Probability that a preference is the wrong way round."""
+
+    @model_validator(mode="after")
+    def _smoothing_has_a_meaning(self) -> "DpoConfig":
+        if self.loss == "ipo" and self.label_smoothing:
+            raise ValueError('label_smoothing belongs to loss = "sigmoid": leave it out')
+        return self
