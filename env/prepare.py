@@ -15,6 +15,7 @@ PRODUCTS = {
     "smollm2": [ROOT / "models/SmolLM2-135M-Instruct"],
     "tiny": [ROOT / "models/tiny-sort", ROOT / "models/tiny-code"],
     "tasks": [ROOT / "data/last-number", ROOT / "data/sort", ROOT / "data/code"],
+    "examples": [ROOT / "data/sort-demonstrations", ROOT / "data/sort-pairs"],
 }
 
 
@@ -29,6 +30,10 @@ def make(product: str, destination: Path) -> None:
         from tiny_model import make_tiny_model
 
         make_tiny_model(LESSONS[destination.name], destination)
+    elif product == "examples":
+        from sort_examples import make_demonstrations, make_pairs
+
+        {"sort-demonstrations": make_demonstrations, "sort-pairs": make_pairs}[destination.name](destination)
     else:
         from tasks import make_task
 

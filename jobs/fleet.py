@@ -138,7 +138,7 @@ class Fleet:
     def _served(self) -> set[str]:
         """Processes that have passed their start."""
         experiment = self.attempt.experiment
-        engines = {f"rollout.{n}" for n in range(experiment.local.engines) if self.store.get(f"engine/{n}")}
+        engines = {f"rollout.{n}" for n in range(experiment.num_engines) if self.store.get(f"engine/{n}")}
         beats = {f"scorer.{n}": self.store.get(f"heartbeat/scorer.{n}") for n in range(experiment.num_scorers)}
         return engines | {name for name, beat in beats.items() if beat is not None and beat["phase"] != STARTING[0]}
 

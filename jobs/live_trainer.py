@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 
 import numpy as np
 import torch.distributed as dist
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from towline.jobs.agreement import Agreement
 from towline.jobs.failed_scores import FailedScores
 from towline.jobs.held_out import HeldOut
+from towline.jobs.keep_checkpoint import keep_checkpoint
 from towline.jobs.probe import Probe, probe_tokens
 from towline.jobs.role import Role
 from towline.jobs.rollout_role import PROBE_TOKENS
@@ -25,7 +25,7 @@ from towline.storage.metrics import MetricsWriter, append_jsonl
 from towline.storage.run_directory import read_jsonl
 from towline.storage.set_aside import set_aside
 from towline.trainer import grpo
-from towline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from towline.trainer.checkpoint import load_checkpoint
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.packing import TokenSequence, pack
 from towline.trainer.reference import Reference
@@ -45,7 +45,7 @@ class LiveTrainer:
         self, role: Role, engine: DeepSpeedEngine, reference: Reference | None, resume_step: int | None
     ) -> None:
         self.role, self.engine, self.reference, self.resume_step = role, engine, reference, resume_step
-        experiment = role.experiment
+        experiment = role.grpo
         both_float32 = experiment.trainer.precision == experiment.rollout.precision == "float32"
         self.first_step = resume_step or 0
         self.is_first_rank = dist.get_rank() == 0
@@ -106,7 +106,7 @@ class LiveTrainer:
             self.probe.calibrate(engines, self._own)
         if self.resume_step is not None:
             self.role.heartbeat.beat("load")
-            present = training_state(self.role.experiment, self.training, step=self.resume_step)
+            present = training_state(self.role.grpo, self.training.data_hash, step=self.resume_step)
             saved = load_checkpoint(
                 self.engine,
                 self.role.run.checkpoints,
@@ -118,7 +118,7 @@ class LiveTrainer:
             self.lineage.continue_from(saved.branch)
             self._saved_digest = saved.stream_digest
             self._note_own_logprobs()
-        elif self.publisher.adopt(self.version, digest, model_identity(self.role.experiment.model_folder)):
+        elif self.publisher.adopt(self.version, digest, model_identity(self.role.grpo.policy.folder)):
             if engines and self.probe is not None:
                 self.probe.judge(self.version, engines, self._own, self._own)
             return
@@ -131,7 +131,7 @@ class LiveTrainer:
     def _prove_and_publish(self) -> grpo.Metrics:
         """The first publication proves that engines compute with what they are sent: a step too large to overlook,
         there and back. They generate nothing in between."""
-        with self.engine.perturbed(seed=self.role.experiment.seed, size=PERTURBATION):
+        with self.engine.perturbed(seed=self.role.grpo.seed, size=PERTURBATION):
             self._publish(is_trial=True)
         self._is_proven = True
         return self._publish(must_conclude=True)
@@ -155,7 +155,7 @@ class LiveTrainer:
             for text in alarms:
                 append_jsonl(self.role.run.alarms, {"step": step, "text": text})
             self.metrics.write(step, metrics | judged)
-        experiment = self.role.experiment
+        experiment = self.role.grpo
         if (step + 1) % experiment.trainer.checkpoint_every == 0:
             self._save(step + 1)
         if step + 1 < experiment.steps:
@@ -163,7 +163,7 @@ class LiveTrainer:
 
     def evaluate_if_due(self, version: int) -> None:
         """Before the first step, and every so many steps."""
-        every = self.role.experiment.evaluation.every if self.role.experiment.evaluation else None
+        every = self.role.grpo.evaluation.every if self.role.grpo.evaluation else None
         if version == 0 or (every is not None and version % every == 0):
             self._evaluate(version)
 
@@ -176,7 +176,7 @@ class LiveTrainer:
         """Leave a checkpoint, judge the last version unless stopped, and let the engines go."""
         if next_step != self.saved:
             self._save(next_step)
-        is_done = next_step == self.role.experiment.steps
+        is_done = next_step == self.role.grpo.steps
         if is_done:
             self._evaluate(next_step)
         if self.metrics is not None:
@@ -188,26 +188,15 @@ class LiveTrainer:
             self.held_out.evaluate(version)
 
     def _save(self, step: int) -> None:
-        self.role.heartbeat.beat("checkpoint")
-        began = time.monotonic()
-        save_checkpoint(
-            self.engine,
-            self.role.run.checkpoints,
-            training_state(
-                self.role.experiment,
-                self.training,
-                step=step,
-                branch=self.lineage.branch,
-                stream_digest=self.publisher.digest,
-            ),
-            model_folder=self.role.experiment.model_folder,
-            keep=self.role.experiment.trainer.keep_checkpoints,
-            on_progress=lambda: self.role.heartbeat.beat("checkpoint"),
-            reference=self.reference,
+        state = training_state(
+            self.role.grpo,
+            self.training.data_hash,
+            step=step,
+            branch=self.lineage.branch,
+            stream_digest=self.publisher.digest,
         )
+        keep_checkpoint(self.role, self.engine, state, self.reference)
         self.saved = step
-        if self.is_first_rank:
-            self.role.store.set("saved", {"step": step, "seconds": time.monotonic() - began})
 
     def _settle(self, version: int, digest: str) -> int:
         """Note which weights the version has, and set aside what was generated by others that had its name."""
@@ -231,7 +220,7 @@ class LiveTrainer:
                     self.lineage,
                     read_shard(path).origin,
                     sampling_hash=work.sampling_hash,
-                    max_staleness=self.role.experiment.rollout.max_staleness if work is self.training else 0,
+                    max_staleness=self.role.grpo.rollout.max_staleness if work is self.training else 0,
                 )
                 if reason is not None:
                     set_aside(self.role.run, path, reason, self.role.attempt)

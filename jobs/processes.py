@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
 from towline.jobs.launch import GroupName, ProcessSpec
 from towline.storage.run_directory import RunDirectory
 
@@ -30,7 +30,7 @@ class Attempt:
 
     @property
     def _engines(self) -> list[str]:
-        return [f"rollout.{number}" for number in range(self.experiment.local.engines)]
+        return [f"rollout.{number}" for number in range(self.experiment.num_engines)]
 
     @property
     def _scorers(self) -> list[str]:
@@ -69,7 +69,8 @@ class Attempt:
 
         ranks = spec(TRAINER, "trainer", threads=local.trainer_threads)
         trainer = dataclasses.replace(ranks, num_tasks=local.trainer_ranks)
-        if self.replay_step is not None:
+        if self.replay_step is not None or not isinstance(self.experiment, GrpoExperiment):
             return [trainer]
-        engines = [spec(name, "rollout", n, threads=local.engine_threads) for n, name in enumerate(self._engines)]
+        threads = self.experiment.local.engine_threads
+        engines = [spec(name, "rollout", n, threads=threads) for n, name in enumerate(self._engines)]
         return [trainer, *engines, *(spec(name, "scorer", number) for number, name in enumerate(self._scorers))]

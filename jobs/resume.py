@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import psutil
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
 from towline.jobs.first_fault import recorded_faults
-from towline.jobs.work import evaluation_work, training_work
+from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.storage.checkpoints import newest_step
 from towline.storage.errors import FailedScoresError
 from towline.storage.ledger import read_scores, scores_path, sealed_chunks
@@ -34,22 +34,30 @@ def prepare_resume(
         tell(f"{ended} processes that an earlier attempt left behind were ended")
     checkpoint = newest_step(run.checkpoints)
     first_step = checkpoint or 0
-    for work in (training_work(experiment, run), evaluation_work(experiment, run)):
-        if work is not None:
-            for one in repair(run, from_step=first_step, attempt=attempt, sampling_hash=work.sampling_hash,
-                              folder=work.folder):  # fmt: skip
-                tell(f"{one.path} is set aside: {one.reason}")
+    for work in _generated(experiment, run):
+        for one in repair(run, from_step=first_step, attempt=attempt, sampling_hash=work.sampling_hash,
+                          folder=work.folder):  # fmt: skip
+            tell(f"{one.path} is set aside: {one.reason}")
     if _ended_for_failed_scores(run, attempt - 1) and (num_again := score_again(run, first_step, attempt)):
         tell(f"step {first_step} is scored again: {num_again} of its chunks had completions without a score")
     superseded = run.logs(attempt) / "superseded.jsonl"
     num_again = cut_rows(run.metrics, lambda row: row["step"] < first_step, superseded)
     cut_rows(run.evaluations, lambda row: row["version"] <= first_step, superseded)
     if checkpoint is None:
-        tell("no checkpoint was kept: training begins again with step 0, on the shards that are there")
+        on_what = ", on the shards that are there" if experiment.num_engines else ""
+        tell(f"no checkpoint was kept: training begins again with step 0{on_what}")
     else:
         again = f"; steps trained again after it: {num_again}" if num_again else ""
         tell(f"going on from checkpoint {checkpoint}{again}")
     return checkpoint
+
+
+def _generated(experiment: ExperimentConfig, run: RunDirectory) -> list[Workload]:
+    """What the run's engines write; nothing where there are none."""
+    if not isinstance(experiment, GrpoExperiment):
+        return []
+    works = (training_work(experiment, run), evaluation_work(experiment, run))
+    return [work for work in works if work is not None]
 
 
 def _ended_for_failed_scores(run: RunDirectory, attempt: int) -> bool:

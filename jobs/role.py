@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from towline.jobs.control_store import ControlStore
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
 from towline.jobs.heartbeat import Heartbeat
+from towline.jobs.load_experiment import recorded_experiment
 from towline.storage.errors import StoreError
 from towline.storage.run_directory import RunDirectory, write_json
 
@@ -32,6 +33,12 @@ class Role:
     experiment: ExperimentConfig
     store: ControlStore
     heartbeat: Heartbeat
+
+    @property
+    def grpo(self) -> GrpoExperiment:
+        """For what only a run with engines has."""
+        assert isinstance(self.experiment, GrpoExperiment), self.experiment.objective
+        return self.experiment
 
     @property
     def is_stopping(self) -> bool:
@@ -85,7 +92,7 @@ def run_role(process: str, body: Callable[[Role], None]) -> None:
 
 def _experiment(run: RunDirectory) -> ExperimentConfig:
     """The run's, with the model where this node has its own copy of it."""
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = recorded_experiment(run.config.read_text())
     if (model := os.environ.get("TOWLINE_MODEL")) is None:
         return experiment
     return experiment.model_copy(update={"policy": experiment.policy.model_copy(update={"model": model})})

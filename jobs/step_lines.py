@@ -6,11 +6,23 @@ from typing import Any
 from towline.rollout.evaluation.statistics import Interval
 
 Row = Mapping[str, Any]
+EXAMPLE_LOSSES = {"loss/nll": "nll", "loss/preference": "loss"}
+"""Metric → its name in a line, of objectives that learn from given examples."""
+MEASURES = {"nll": "nll", "win_rate": "win rate", "accuracy": "pair accuracy"}
+"""What is measured on held-out examples → its name in a line."""
 
 
 def step_line(row: Row, num_steps: int) -> str:
     """Steps are counted from 1 here: 20/20 is the last."""
     width = len(str(num_steps))
+    if (name := next((name for name in EXAMPLE_LOSSES if name in row), None)) is not None:
+        margin = f"margin {number(row['preference/margin'], '.3f')}  " if "preference/margin" in row else ""
+        return (
+            f"step {row['step'] + 1:>{width}}/{num_steps}  {EXAMPLE_LOSSES[name]} {number(row[name], '.4f')}  {margin}"
+            f"gradient {number(row.get('loss/gradient_norm'), '.2f')}  "
+            f"rate {number(row.get('loss/learning_rate'), '.1e')}  "
+            f"{number(row.get('speed/tokens_per_s'), ',.0f')} tok/s  {number(row.get('seconds/step'), '.1f')} s"
+        )
     parts = " ".join(
         f"{name} {number(row.get(f'seconds/{name}'), '.1f')}" for name in ("generate", "score", "train", "sync")
     )
@@ -29,6 +41,12 @@ def failures(row: Row) -> str:
 
 
 def evaluation_line(row: Row) -> str:
+    if "measure" in row:
+        found = Interval(estimate=row["estimate"], low=row["low"], high=row["high"])
+        return (
+            f"held-out {MEASURES[row['measure']]} at version {row['version']}: {found} on {row['num_examples']} "
+            f"examples ({row['seconds']:.1f} s)"
+        )
     accuracy = Interval(estimate=row["accuracy"], low=row["low"], high=row["high"])
     failed = f", {row['num_failed']} could not be graded" if row["num_failed"] else ""
     return (

@@ -110,7 +110,7 @@ def _carry_out(
     attempt: Attempt, observer: Observer, launcher: Launcher | None, deadline: Deadline, supervised: float
 ) -> Outcome:
     local = attempt.experiment.local
-    launcher = launcher or LocalLauncher(trainer_ranks=local.trainer_ranks, engines=local.engines)
+    launcher = launcher or LocalLauncher(trainer_ranks=local.trainer_ranks, engines=attempt.experiment.num_engines)
     key, log = bytes.fromhex(attempt.run.key.read_text()), attempt.run.log(attempt.number, "store")
     store = StoreHandle(key, attempt.number, log, launcher.store_command())
     supervisor = _Supervisor(attempt, observer, launcher, store, deadline, supervised)

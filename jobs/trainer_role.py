@@ -1,150 +1,44 @@
-"""One trainer rank: load, prove the way to the engines, train, publish, keep checkpoints.
-
-In replay mode the same loop reads its rollouts from the ledger and publishes to nobody.
-"""
+"""One trainer rank: join the others, seed, and train by the objective."""
 
 import os
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from towline.jobs.failed_scores import FailedScores
+from towline.jobs.experiment import DpoExperiment, GrpoExperiment, RewardModelExperiment, SftExperiment
 from towline.jobs.launched import launched_rank
-from towline.jobs.live_trainer import LiveTrainer
 from towline.jobs.rendezvous import World, find_world, join_trainer_group
 from towline.jobs.role import Role, run_role
-from towline.jobs.trainer_rollouts import RecordedRollouts
-from towline.jobs.training_state import training_state
-from towline.jobs.work import training_work
-from towline.storage import checkpoints
-from towline.storage.errors import FailedScoresError
-from towline.storage.metrics import append_jsonl
-from towline.trainer import grpo
-from towline.trainer.checkpoint import load_checkpoint
-from towline.trainer.deepspeed_engine import DeepSpeedEngine
-from towline.trainer.policy import load_policy
-from towline.trainer.reference import Reference
 
 TRAINER_TIMEOUT_S = 1800.0
 
 
 def train_run(role: Role, world: World) -> None:
-    replay_until, resume = os.environ.get("TOWLINE_REPLAY_STEP"), os.environ.get("TOWLINE_RESUME_STEP")
+    resume = os.environ.get("TOWLINE_RESUME_STEP")
+    resume_step = None if resume is None else int(resume)
     role.heartbeat.beat("join")
     join_trainer_group(role.store, world, role.attempt, TRAINER_TIMEOUT_S)
     _seed_everything(role.experiment.seed, is_deterministic=role.experiment.deterministic)
     role.heartbeat.beat("load")
-    # What a replay writes is no part of the run's checkpoints.
-    refreshed = role.run.checkpoints if replay_until is None else role.run.logs(role.attempt)
-    engine, reference = _load(role, refreshed)
-    role.heartbeat.beat("loaded")
-    if replay_until is not None:
-        _replay(role, engine, reference, int(replay_until))
-        if reference is not None:
-            reference.discard()
-        return
-    live = LiveTrainer(role, engine, reference, resume_step=None if resume is None else int(resume))
-    live.start()
-    role.heartbeat.beat("ready")
-    live.evaluate_if_due(live.first_step)
-    role.store.set("start", {"step": live.first_step})
-    try:
-        next_step = _train(
-            role,
-            engine,
-            reference,
-            steps=range(live.first_step, role.experiment.steps),
-            rollouts=live.rollouts,
-            publish=live.publish,
-            finish_step=live.finish_step,
-        )
-    except FailedScoresError:  # on every rank, and before the step changed anything
-        live.keep_weights()
-        raise
-    live.close(next_step)
-    if reference is not None:
-        reference.discard()
+    # What other objectives need takes time to import.
+    match role.experiment:
+        case GrpoExperiment():
+            from towline.jobs.grpo_trainer import train_on_rollouts
 
+            train_on_rollouts(role, resume_step)
+        case SftExperiment() as experiment:
+            from towline.jobs.sft_trainer import train_on_demonstrations
 
-def _load(role: Role, refreshed: Path) -> tuple[DeepSpeedEngine, Reference | None]:
-    experiment = role.experiment
-    folder, temperature = experiment.model_folder, experiment.rollout.temperature
-    policy = load_policy(
-        folder,
-        temperature=temperature,
-        precision=experiment.trainer.precision,
-        gradient_checkpointing=experiment.trainer.gradient_checkpointing,
-        packing=experiment.trainer.packing,
-        lora=experiment.trainer.lora,
-    )
-    engine = DeepSpeedEngine(policy, experiment.trainer)
-    role.heartbeat.beat("load")
-    if experiment.trainer.kl_beta == 0:
-        return engine, None
-    reference = Reference(
-        folder,
-        experiment.trainer,
-        temperature=temperature,
-        home=experiment.policy.reference,
-        refreshed=refreshed,
-        adapted=engine if experiment.trainer.lora is not None else None,
-    )
-    return engine, reference
+            train_on_demonstrations(role, experiment, resume_step)
+        case DpoExperiment() as experiment:
+            from towline.jobs.dpo_trainer import train_on_preferences
 
+            train_on_preferences(role, experiment, resume_step)
+        case RewardModelExperiment() as experiment:
+            from towline.jobs.reward_model_trainer import train_on_comparisons
 
-def _train(
-    role: Role,
-    engine: DeepSpeedEngine,
-    reference: Reference | None,
-    *,
-    steps: range,
-    rollouts: grpo.Rollouts,
-    publish: Callable[[int], grpo.Metrics],
-    finish_step: Callable[[int, grpo.Metrics], None],
-) -> int:
-    return grpo.train(
-        engine,
-        reference,
-        role.experiment.trainer,
-        steps=steps,
-        seed=role.experiment.seed,
-        rollouts=rollouts,
-        max_completion_tokens=role.experiment.rollout.max_completion_tokens,
-        publish=publish,
-        finish_step=finish_step,
-        on_progress=role.heartbeat.beat,
-    )
-
-
-def _replay(role: Role, engine: DeepSpeedEngine, reference: Reference | None, last_step: int) -> None:
-    """Train again from the newest checkpoint at or before `last_step`, on the recorded rollouts."""
-    work = training_work(role.experiment, role.run)
-    folder = role.run.checkpoints
-    first = checkpoints.newest_step(folder, at_most=last_step) or 0
-    if first:
-        present = training_state(role.experiment, work, step=first)
-        load_checkpoint(engine, folder, first, present, reference=reference)
-    rows = role.run.logs(role.attempt) / "replay.jsonl"
-
-    def finish_step(step: int, metrics: grpo.Metrics) -> None:
-        if dist.get_rank() == 0:
-            append_jsonl(rows, {"step": step, **metrics})
-
-    _train(
-        role,
-        engine,
-        reference,
-        steps=range(first, last_step + 1),
-        rollouts=RecordedRollouts(work, FailedScores(role.experiment.scoring.max_failed)),
-        publish=lambda version: {},
-        finish_step=finish_step,
-    )
-    if dist.get_rank() == 0:
-        role.store.set("finished", {"status": "done", "step": last_step + 1})
+            train_on_comparisons(role, experiment, resume_step)
 
 
 def _seed_everything(seed: int, *, is_deterministic: bool) -> None:

@@ -109,7 +109,7 @@ class LiveRollouts:
                 self.lineage,
                 origin,
                 sampling_hash=self.work.sampling_hash,
-                max_staleness=self.role.experiment.rollout.max_staleness,
+                max_staleness=self.role.grpo.rollout.max_staleness,
             )
             if reason is not None:
                 set_aside(self.role.run, path, reason, self.role.attempt)

@@ -5,14 +5,17 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from towline.jobs.experiment import ExperimentConfig
-from towline.jobs.work import Workload
+from towline.jobs.experiment import DpoExperiment, ExperimentConfig, GrpoExperiment
 from towline.storage.checkpoints import TrainingState, model_identity
 
 
 def training_state(
-    experiment: ExperimentConfig, work: Workload, *, step: int, branch: int = 0, stream_digest: str = ""
+    experiment: ExperimentConfig, data_hash: str, *, step: int, branch: int = 0, stream_digest: str = ""
 ) -> TrainingState:
+    """
+    Args:
+        data_hash: of everything that says which prompts or examples a step holds.
+    """
     trainer = experiment.trainer
     return TrainingState(
         step=step,
@@ -21,9 +24,9 @@ def training_state(
         version=step,
         stream_digest=stream_digest,
         seed=experiment.seed,
-        data=work.data_hash,
+        data=data_hash,
         reference=reference_identity(experiment, step),
-        kl_beta=trainer.kl_beta,
+        kl_beta=_kl_beta(experiment),
         ranks=dist.get_world_size(),
         zero_stage=trainer.zero_stage,
         precision=trainer.precision,
@@ -35,13 +38,27 @@ def training_state(
 def reference_identity(experiment: ExperimentConfig, step: int) -> str:
     """Names what the reference of a step is computed from: a folder, the version it was refreshed to, int8 or not.
 
-    Homes with the same numbers have the same name, so that a run may go on with another.
+    Homes with the same numbers have the same name, so that a run may go on with another. Without a reference it names
+    the model that the run began with.
     """
-    trainer = experiment.trainer
-    version = trainer.last_refresh(step)
-    is_int8 = experiment.policy.reference == "int8" and trainer.kl_beta > 0
+    folder = _identity(experiment.policy.folder)
+    if not isinstance(experiment, GrpoExperiment):
+        return folder
+    version = experiment.trainer.last_refresh(step)
+    is_int8 = experiment.policy.reference == "int8" and experiment.trainer.kl_beta > 0
     refreshed = "" if version is None else f", refreshed at step {version}"
-    return _identity(experiment.model_folder) + refreshed + (", int8" if is_int8 else "")
+    return folder + refreshed + (", int8" if is_int8 else "")
+
+
+def _kl_beta(experiment: ExperimentConfig) -> float:
+    """How strongly the policy is held to the reference."""
+    match experiment:
+        case GrpoExperiment():
+            return experiment.trainer.kl_beta
+        case DpoExperiment():
+            return experiment.trainer.beta
+        case _:
+            return 0.0
 
 
 @cache

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.launcher.example_lines import example_lines
 from towline.launcher.experiment_file import read_experiment
+from towline.launcher.findings import Findings, Prompts
 from towline.launcher.on_cluster import read_on_cluster
 from towline.launcher.plan import Plan, size_text
-from towline.launcher.preflight import Findings, Prompts, free_bytes, has_gpu, preflight
+from towline.launcher.preflight import free_bytes, has_gpu, preflight
 from towline.launcher.text import printable
 from towline.launcher.tokenized_prompts import NUM_RENDERED
 from towline.rollout.rewards.config import Convergence, RewardConfig
@@ -49,7 +51,12 @@ def report_lines(experiment: ExperimentConfig, found: Findings, job: Sequence[st
     for prompts in (found.train, found.held_out):
         if prompts is not None:
             yield from _data_lines(prompts)
-    yield from _reward_lines(experiment.rewards, experiment.rollout.max_completion_tokens)
+    if isinstance(experiment, GrpoExperiment):
+        yield from _reward_lines(experiment.rewards, experiment.rollout.max_completion_tokens)
+    for examples in (found.train_examples, found.held_out_examples):
+        if examples is not None:
+            name = "train" if examples.key == "data" else "held out"
+            yield from example_lines(name, examples.data, examples.tokenized, examples.overlong)
     if found.isolation is not None:
         yield f"        programs run behind {found.isolation} on this machine, which was tried"
     if found.plan is not None:
@@ -131,9 +138,29 @@ def _convergence_text(rule: Convergence) -> str:
 
 def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = False) -> Iterator[str]:
     """What trainer, engines and disk need, each beside what there is."""
-    state = plan.state
-    place = {"on_device": "", "offloaded": " in main memory", "int8": " (int8)"}[experiment.policy.reference]
-    reference = f" + reference {size_text(plan.reference)}{place}" if plan.reference else ""
+    yield from _trainer_lines(plan, experiment)
+    if isinstance(experiment, GrpoExperiment):
+        yield (
+            f"        rollout {_times(plan.num_engines, 'engine')}   weights {size_text(plan.engine_weights)} + KV "
+            f"cache {size_text(plan.kv_cache)} = {plan.kv_tokens:,} tokens of {plan.kv_bytes_per_token:,} B"
+        )
+    verdict = "not compared: this is not where it will run" if on_cluster else _memory_verdict(plan)
+    yield f"        memory  ~{size_text(plan.memory)} in all   {verdict}"
+    if isinstance(experiment, GrpoExperiment):
+        yield _step_line(plan, experiment)
+    free = free_bytes(experiment.run.root)
+    shards = f"shards {size_text(plan.shards)}, " if plan.shards else ""
+    yield (
+        f"        disk    at most {size_text(plan.disk)}: {shards}{plan.kept_checkpoints} checkpoints of "
+        f"{size_text(plan.checkpoint)}   {size_text(free)} free   {_fits(plan.disk <= free)}"
+    )
+
+
+def _trainer_lines(plan: Plan, experiment: ExperimentConfig) -> Iterator[str]:
+    state, reference = plan.state, ""
+    if plan.reference and isinstance(experiment, GrpoExperiment):
+        place = {"on_device": "", "offloaded": " in main memory", "int8": " (int8)"}[experiment.policy.reference]
+        reference = f" + reference {size_text(plan.reference)}{place}"
     yield (
         f"plan    trainer {_times(plan.num_ranks, 'rank')}   state {size_text(state.total)} a rank (weights "
         f"{size_text(state.weights)}, gradients {size_text(state.gradients)}, master {size_text(state.master)}, "
@@ -146,24 +173,14 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = F
             f"        LoRA    {counted} parameters of rank {experiment.trainer.lora.rank} are trained beside "
             f"{plan.num_parameters:,} frozen ones"
         )
-    yield (
-        f"        rollout {_times(plan.num_engines, 'engine')}   weights {size_text(plan.engine_weights)} + KV cache "
-        f"{size_text(plan.kv_cache)} = {plan.kv_tokens:,} tokens of {plan.kv_bytes_per_token:,} B"
-    )
-    verdict = "not compared: this is not where it will run" if on_cluster else _memory_verdict(plan)
-    yield f"        memory  ~{size_text(plan.memory)} in all   {verdict}"
-    rollout = experiment.rollout
-    most = rollout.max_waves
+
+
+def _step_line(plan: Plan, experiment: GrpoExperiment) -> str:
+    rollout, most = experiment.rollout, experiment.rollout.max_waves
     waves = f", in up to {most} waves, each after the other's scores: up to {most} times as long" if most > 1 else ""
-    yield (
+    return (
         f"        step    {rollout.prompts_per_step} prompts of {rollout.group_size} completions{waves}   "
         f"log-probs at most {size_text(plan.logprobs_per_step)}, shards at most {size_text(plan.shards_per_step)}"
-    )
-    free = free_bytes(experiment.run.root)
-    checkpoints = f"{plan.kept_checkpoints} checkpoints of {size_text(plan.checkpoint)}"
-    yield (
-        f"        disk    at most {size_text(plan.disk)}: shards {size_text(plan.shards)}, {checkpoints}   "
-        f"{size_text(free)} free   {_fits(plan.disk <= free)}"
     )
 
 

@@ -225,10 +225,13 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _samples(options: argparse.Namespace) -> int:
+    from towline.launcher.rollout_run import rollout_experiment
     from towline.launcher.samples import print_samples
 
+    run = _found(options)
+    rollout_experiment(run, "samples")
     return print_samples(
-        _found(options),
+        run,
         step=options.step,
         num=options.num,
         only_failed=options.failed,

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from towline.jobs.experiment import ExperimentConfig, load_experiment
+from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.experiment_errors import key_lines
+from towline.jobs.load_experiment import load_experiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

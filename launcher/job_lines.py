@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from towline.jobs.experiment import ExperimentConfig, NodesConfig
+from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment_parts import NodesConfig
 from towline.jobs.slurm.attempts import AttemptBook, AttemptRow
 from towline.launcher.pending_reasons import reason_text
 from towline.launcher.run_job import JobComponent, RunJob

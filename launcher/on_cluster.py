@@ -4,14 +4,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from towline.jobs.experiment import ExperimentConfig, NodesConfig
+from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment_parts import LocalConfig, NodesConfig, TrainerNodesConfig
 from towline.jobs.slurm.placement import GROUPS, group_of
 from towline.jobs.slurm.profile import ClusterProfile, Option
 from towline.launcher.experiment_file import ExperimentFile, read_experiment
+from towline.launcher.findings import Findings
 from towline.launcher.het_script import check_components, check_folder
 from towline.launcher.job_plan import job_plan_lines
 from towline.launcher.partition import partition_problems
-from towline.launcher.preflight import Findings, preflight
+from towline.launcher.preflight import preflight
 from towline.launcher.profile_file import load_profile
 from towline.storage.errors import InputError, SlurmError
 
@@ -59,19 +61,23 @@ def read_on_cluster(
 
 def placed(experiment: ExperimentConfig, profile: ClusterProfile, *, smoke: bool) -> ExperimentConfig:
     """The experiment with the numbers of ranks, engines and scorers that the cluster's nodes give it."""
-    nodes = NodesConfig(max_node_hours=experiment.nodes.max_node_hours if experiment.nodes else None) if smoke else (
-        experiment.nodes or NodesConfig()
-    )  # fmt: skip
     per_node = {name: 1 if smoke else group_of(profile, name).processes_per_node for name in GROUPS}
     threads = {name: (profile.smoke if smoke else group_of(profile, name)).cpus_per_process for name in GROUPS}
+    kind = NodesConfig if isinstance(experiment, GrpoExperiment) else TrainerNodesConfig
+    nodes = experiment.nodes or kind()
+    if smoke:
+        nodes = kind(max_node_hours=nodes.max_node_hours)
     local = experiment.local
     counts = {
         "trainer_ranks": nodes.trainer * per_node["trainer"],
-        "engines": nodes.rollout * per_node["rollout"],
         "trainer_threads": 1 if experiment.deterministic else threads["trainer"] or local.trainer_threads,
-        "engine_threads": 1 if experiment.deterministic else threads["rollout"] or local.engine_threads,
-        "scorers": (threads["scorer"] or local.scorers) if nodes.counts["scorer"] else local.scorers,
     }
+    if isinstance(local, LocalConfig):
+        counts |= {
+            "engines": nodes.counts["rollout"] * per_node["rollout"],
+            "engine_threads": 1 if experiment.deterministic else threads["rollout"] or local.engine_threads,
+            "scorers": (threads["scorer"] or local.scorers) if nodes.counts["scorer"] else local.scorers,
+        }
     return experiment.model_copy(update={"nodes": nodes, "local": local.model_copy(update=counts)})
 
 
@@ -83,7 +89,7 @@ def components_of(
     Args:
         exclude: nodes, beside those that the profile excludes.
     """
-    counts = (experiment.nodes or NodesConfig()).counts
+    counts = (experiment.nodes or TrainerNodesConfig()).counts
     groups = {name: group_of(profile, name) for name in GROUPS if counts[name]}
     # Slurm takes a component away with its lost node unless the leader, too, asks it not to.
     survives = {"no-kill": True} if profile.on_node_loss == "continue" else {}

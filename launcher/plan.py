@@ -1,12 +1,13 @@
 """How much memory and disk a run needs, by arithmetic alone. Every function is pure; sizes are in bytes."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
 from towline.jobs.work import EVALUATION_CHUNK_PROMPTS
 from towline.launcher.model_folder import ModelSizes
-from towline.trainer.config import Home
+from towline.trainer.config import EngineConfig, Home
 
 GIB = 2**30
 MIB = 2**20
@@ -137,7 +138,7 @@ def checkpoint_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one run needs on one machine."""
+    """What one run needs on one machine. What only engines need is 0 in a run without them."""
 
     num_parameters: int
     num_adapter_parameters: int | None
@@ -145,24 +146,24 @@ class Plan:
     `state` is of the frozen weights alone."""
     state: TrainerState
     """Of one rank."""
-    reference: int
+    reference: int = 0
     """Of one rank, wherever it lives."""
     activations: int
     """Of one rank, an estimate."""
     num_ranks: int
-    engine_weights: int
+    engine_weights: int = 0
     """Of one engine."""
-    kv_cache: int
+    kv_cache: int = 0
     """Of one engine."""
-    kv_tokens: int
+    kv_tokens: int = 0
     """Tokens that its KV cache holds."""
-    kv_bytes_per_token: int
-    num_engines: int
-    logprobs_per_step: int
-    shards_per_step: int
+    kv_bytes_per_token: int = 0
+    num_engines: int = 0
+    logprobs_per_step: int = 0
+    shards_per_step: int = 0
     """Of all its waves, should it draw them all."""
     steps: int
-    evaluation_shards: int
+    evaluation_shards: int = 0
     """Of all evaluations."""
     checkpoint: int
     """One checkpoint."""
@@ -193,7 +194,7 @@ class Plan:
         return self.steps * self.shards_per_step + self.evaluation_shards
 
 
-def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens: int, num_held_out: int) -> Plan:
+def make_plan(experiment: GrpoExperiment, sizes: ModelSizes, *, prompt_tokens: int, num_held_out: int) -> Plan:
     """
     Args:
         prompt_tokens: of a typical prompt.
@@ -201,28 +202,38 @@ def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens:
     """
     trainer, rollout, local = experiment.trainer, experiment.rollout, experiment.local
     completion_tokens = rollout.max_completion_tokens
-    ranks, stage = local.trainer_ranks, trainer.zero_stage
     per_token = kv_bytes_per_token(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, rollout.precision)
-    num_adapter = None if trainer.lora is None else sizes.adapter_parameters(trainer.lora)
-    num_trained, num_frozen = (
-        (sizes.num_parameters, 0) if trainer.lora is None else (num_adapter or 0, sizes.num_parameters)
+    return dataclasses.replace(
+        trainer_plan(experiment, sizes),
+        engine_weights=sizes.num_parameters * WIDTH[rollout.precision],
+        kv_cache=rollout.kv_cache_gib * GIB,
+        kv_tokens=rollout.kv_cache_gib * GIB // per_token,
+        kv_bytes_per_token=per_token,
+        logprobs_per_step=logprob_bytes(rollout.prompts_per_step * rollout.group_size, completion_tokens),
+        shards_per_step=rollout.max_waves
+        * shard_bytes(
+            rollout.prompts_per_step, rollout.group_size, prompt_tokens, completion_tokens, experiment.chunk_prompts
+        ),
+        evaluation_shards=_num_evaluations(experiment)
+        * shard_bytes(num_held_out, 1, prompt_tokens, completion_tokens, EVALUATION_CHUNK_PROMPTS),
+        num_engines=local.engines,
+        num_processes=local.trainer_ranks + local.engines,
+        reference=_reference(experiment, sizes),
+        checkpoint=_checkpoint(experiment, sizes, has_refreshed=trainer.last_refresh(experiment.steps) is not None),
     )
-    # With adapters it is the policy without them.
-    has_reference = trainer.kl_beta > 0 and trainer.lora is None
+
+
+def trainer_plan(experiment: ExperimentConfig, sizes: ModelSizes) -> Plan:
+    """What the trainer's ranks need, and nobody else: all that a run on given examples has.
+
+    A reward model's head, one number for each hidden dimension, is not counted, nor that it has no vocabulary.
+    """
+    trainer, ranks = experiment.trainer, experiment.local.trainer_ranks
+    num_trained, num_frozen = _trained_and_frozen(trainer, sizes)
     return Plan(
         num_parameters=sizes.num_parameters,
-        num_adapter_parameters=num_adapter,
-        state=trainer_state(num_trained, trainer.precision, stage, ranks, num_frozen=num_frozen),
-        reference=reference_bytes(
-            sizes.num_parameters,
-            trainer.precision,
-            stage,
-            ranks,
-            home=experiment.policy.reference,
-            num_embedding_parameters=sizes.num_embedding_parameters,
-        )
-        if has_reference
-        else 0,
+        num_adapter_parameters=None if trainer.lora is None else sizes.adapter_parameters(trainer.lora),
+        state=trainer_state(num_trained, trainer.precision, trainer.zero_stage, ranks, num_frozen=num_frozen),
         activations=activation_bytes(
             sizes,
             trainer.precision,
@@ -230,32 +241,47 @@ def make_plan(experiment: ExperimentConfig, sizes: ModelSizes, *, prompt_tokens:
             gradient_checkpointing=trainer.gradient_checkpointing,
         ),
         num_ranks=ranks,
-        engine_weights=sizes.num_parameters * WIDTH[rollout.precision],
-        kv_cache=rollout.kv_cache_gib * GIB,
-        kv_tokens=rollout.kv_cache_gib * GIB // per_token,
-        kv_bytes_per_token=per_token,
-        num_engines=local.engines,
-        logprobs_per_step=logprob_bytes(rollout.prompts_per_step * rollout.group_size, completion_tokens),
-        shards_per_step=rollout.max_waves
-        * shard_bytes(
-            rollout.prompts_per_step, rollout.group_size, prompt_tokens, completion_tokens, experiment.chunk_prompts
-        ),
         steps=experiment.steps,
-        evaluation_shards=_num_evaluations(experiment)
-        * shard_bytes(num_held_out, 1, prompt_tokens, completion_tokens, EVALUATION_CHUNK_PROMPTS),
-        checkpoint=checkpoint_bytes(
-            num_trained,
-            trainer.precision,
-            stage,
-            num_frozen=num_frozen,
-            has_refreshed_reference=trainer.last_refresh(experiment.steps) is not None,
-        ),
+        checkpoint=_checkpoint(experiment, sizes, has_refreshed=False),
         kept_checkpoints=min(trainer.keep_checkpoints, experiment.steps) + 1,
-        num_processes=ranks + local.engines,
+        num_processes=ranks,
     )
 
 
-def _num_evaluations(experiment: ExperimentConfig) -> int:
+def _trained_and_frozen(trainer: EngineConfig, sizes: ModelSizes) -> tuple[int, int]:
+    if trainer.lora is None:
+        return sizes.num_parameters, 0
+    return sizes.adapter_parameters(trainer.lora) or 0, sizes.num_parameters
+
+
+def _reference(experiment: GrpoExperiment, sizes: ModelSizes) -> int:
+    """Of one rank; with adapters it is the policy without them."""
+    trainer = experiment.trainer
+    if trainer.kl_beta == 0 or trainer.lora is not None:
+        return 0
+    return reference_bytes(
+        sizes.num_parameters,
+        trainer.precision,
+        trainer.zero_stage,
+        experiment.local.trainer_ranks,
+        home=experiment.policy.reference,
+        num_embedding_parameters=sizes.num_embedding_parameters,
+    )
+
+
+def _checkpoint(experiment: ExperimentConfig, sizes: ModelSizes, *, has_refreshed: bool) -> int:
+    trainer = experiment.trainer
+    num_trained, num_frozen = _trained_and_frozen(trainer, sizes)
+    return checkpoint_bytes(
+        num_trained,
+        trainer.precision,
+        trainer.zero_stage,
+        num_frozen=num_frozen,
+        has_refreshed_reference=has_refreshed,
+    )
+
+
+def _num_evaluations(experiment: GrpoExperiment) -> int:
     """One before the first step, one after the last, and those between."""
     if experiment.evaluation is None:
         return 0

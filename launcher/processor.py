@@ -14,7 +14,7 @@ def slow_precision(experiment: ExperimentConfig) -> str | None:
 
     None with an NVIDIA GPU, or where the processor cannot be told.
     """
-    fields = [name for name in ("trainer", "rollout") if getattr(experiment, name).precision == "bfloat16"]
+    fields = [name for name in ("trainer", "rollout") if _is_bfloat16(getattr(experiment, name, None))]
     if not fields or GPUS.is_dir() or not CPUINFO.is_file():
         return None
     flags = next((line.split() for line in CPUINFO.read_text().splitlines() if line.startswith("flags")), None)
@@ -22,3 +22,8 @@ def slow_precision(experiment: ExperimentConfig) -> str | None:
         return None
     names = " and ".join(f"{name}.precision" for name in fields)
     return f'this processor has no bfloat16 instructions and will be many times slower: set {names} = "float32"'
+
+
+def _is_bfloat16(room: object) -> bool:
+    """An objective without rollouts has no such table."""
+    return getattr(room, "precision", None) == "bfloat16"

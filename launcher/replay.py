@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.step_lines import Row
 from towline.jobs.supervisor import supervise
 from towline.jobs.work import Workload, training_work
 from towline.launcher.progress import RunProgress
+from towline.launcher.rollout_run import rollout_experiment
 from towline.storage.errors import InputError, LedgerError
 from towline.storage.ledger import scores_path
 from towline.storage.run_directory import RunDirectory, read_jsonl
@@ -45,7 +45,7 @@ def replay_run(run: RunDirectory, step: int) -> int:
         RunFault: the replay itself failed.
     """
     live = {row["step"]: row for row in read_jsonl(run.metrics)}
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = rollout_experiment(run, "replay")
     if step not in live and not _is_recorded(training_work(experiment, run), step):
         trained = f"steps 0 to {max(live)}" if live else "no step"
         raise InputError(f"{run.root.name} has trained {trained}; step {step} cannot be replayed.")

@@ -4,7 +4,8 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from towline.jobs.experiment import ExperimentConfig, override_experiment
+from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import override_experiment, recorded_experiment
 from towline.jobs.slurm.attempts import MIN_LEFT_S, AttemptBook
 from towline.launcher.environment import describe_environment
 from towline.launcher.preflight import machine_problems, raise_problems
@@ -72,7 +73,7 @@ def _changed(run: RunDirectory, overrides: tuple[str, ...]) -> tuple[ExperimentC
     """The experiment as the run has it, and as it is to go on; nothing of the run is changed."""
     if is_locked(run):  # its processes read the experiment whenever they start again
         raise RunFolderError(f"run folder {run.root} is in use by another supervisor. Nothing was changed.")
-    before = ExperimentConfig.model_validate_json(run.config.read_text())
+    before = recorded_experiment(run.config.read_text())
     experiment = override_experiment(before, overrides)
     _refuse_resets(run, before, experiment)
     state = run.read_state()

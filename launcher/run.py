@@ -9,9 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
 from towline.jobs.supervisor import Outcome, supervise
 from towline.launcher.environment import describe_environment
+from towline.launcher.example_outcome import draw_loss_curve
 from towline.launcher.experiment_file import ExperimentFile, read_experiment
 from towline.launcher.preflight import machine_problems, preflight, raise_problems
 from towline.launcher.progress import RunProgress
@@ -46,19 +47,27 @@ def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
 def carry_out(run: RunDirectory, experiment: ExperimentConfig, console: Console) -> int:
     """One attempt of a run, shown on the console from its beginning to the summary; return the exit code."""
     _say(console, f"run {run.root.name}   folder {shown(run.root)}")
-    _say(console, f"reward {formula(experiment.rewards)}")
+    if isinstance(experiment, GrpoExperiment):
+        _say(console, f"reward {formula(experiment.rewards)}")
     began = time.monotonic()
     try:
         with RunProgress(console, experiment.steps) as progress:
             outcome = supervise(run, experiment, progress)
     except RunFault:
         with contextlib.suppress(OSError):  # no space left: the fault itself is what must be read
-            draw_reward_curve(run)
+            _draw(run, experiment)
         raise
-    draw_reward_curve(run)
+    _draw(run, experiment)
     for line in summary_lines(run, experiment, time.monotonic() - began):
         _say(console, line)
     return _exit_code(outcome, run, console)
+
+
+def _draw(run: RunDirectory, experiment: ExperimentConfig) -> None:
+    if isinstance(experiment, GrpoExperiment):
+        draw_reward_curve(run)
+    else:
+        draw_loss_curve(run)
 
 
 def refuse_login_node(what: Path, *, verb: str = "run") -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from towline.jobs.experiment import ExperimentConfig
-from towline.jobs.step_lines import evaluation_line, number
+from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.load_experiment import recorded_experiment
+from towline.jobs.step_lines import EXAMPLE_LOSSES, evaluation_line, number
+from towline.launcher.example_outcome import loss_name
 from towline.launcher.job_lines import history_text, job_lines, waits_text
 from towline.launcher.run_job import RunJob, run_job
 from towline.launcher.run_word import GOES_ON_BY_RESUME, LOST, UNDER_WAY, run_word, was_started
@@ -35,7 +37,7 @@ def asked_job(run: RunDirectory) -> RunJob | None:
 
 
 def status_lines(run: RunDirectory, *, now: float, job: RunJob | None = None) -> Iterator[str]:
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = recorded_experiment(run.config.read_text())
     state, rows = run.read_state(), read_jsonl(run.metrics)
     word = run_word(run, job)
     yield f"{run.root.name}  {word}  {_attempt_text(run, state, job, now)}"
@@ -45,8 +47,11 @@ def status_lines(run: RunDirectory, *, now: float, job: RunJob | None = None) ->
         yield from _lost_lines(run, state, job)
     yield _step_line(experiment.steps, rows, is_under_way=word in ("RUNNING", "STOPPING"), now=now)
     if rows:
-        yield _learning_line(rows)
-        yield _waiting_line(rows)
+        if isinstance(experiment, GrpoExperiment):
+            yield _learning_line(rows)
+            yield _waiting_line(rows)
+        else:
+            yield _example_line(rows)
         yield from _alarm_lines(run, rows)
     for row in read_jsonl(run.evaluations):
         yield evaluation_line(row)
@@ -97,9 +102,10 @@ def _step_line(num_steps: int, rows: Sequence[dict[str, Any]], *, is_under_way: 
     seconds = float(np.median([row["seconds/step"] for row in rows[-RECENT_STEPS:]]))
     left = (num_steps - done) * seconds
     ends = f"   ends ~{time.strftime('%H:%M', time.localtime(now + left))} (in {duration(left)})"
-    staleness = number(rows[-1].get("staleness/max"), ".0f")
+    last = rows[-1]
+    staleness = f"staleness {last['staleness/max']:.0f}   " if last.get("staleness/max") is not None else ""
     return (
-        f"step {done}/{num_steps}   policy v{rows[-1]['version']:.0f}   staleness {staleness}   {seconds:.1f} s/step"
+        f"step {done}/{num_steps}   policy v{last['version']:.0f}   {staleness}{seconds:.1f} s/step"
         f"{ends if is_under_way else ''}"
     )
 
@@ -112,6 +118,15 @@ def _learning_line(rows: Sequence[dict[str, Any]]) -> str:
         f"reward {number(last.get('reward/mean'), '.3f')} {sparkline([row.get('reward/mean') for row in rows])}   "
         f"kl {number(last.get('loss/kl'), '.4f')}   mismatch {number(last.get('mismatch/k3'), '.0e')}   "
         f"length {number(length, '.0f')}{change}"
+    )
+
+
+def _example_line(rows: Sequence[dict[str, Any]]) -> str:
+    name = loss_name(rows[0])
+    return (
+        f"{EXAMPLE_LOSSES[name]} {number(rows[-1].get(name), '.4f')} {sparkline([row.get(name) for row in rows])}   "
+        f"gradient {number(rows[-1].get('loss/gradient_norm'), '.2f')}   "
+        f"{number(rows[-1].get('speed/tokens_per_s'), ',.0f')} tok/s"
     )
 
 

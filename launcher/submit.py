@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import recorded_experiment
 from towline.jobs.slurm.attempts import AttemptBook
 from towline.jobs.slurm.batch_step import BatchStep
 from towline.jobs.slurm.profile import ClusterProfile, Option
@@ -80,7 +81,7 @@ def prepare(path: Path, cluster: str | None, overrides: tuple[str, ...], *, smok
     plan = list(plan_lines(found.plan, job.experiment, on_cluster=True)) if found.plan is not None else []
     notes = (*plan, *(f"! {warning}" for warning in found.warnings), *job.job_lines())
     run = make_run(job.file, job.experiment)
-    experiment = take_snapshot(run, ExperimentConfig.model_validate_json(run.config.read_text()))
+    experiment = take_snapshot(run, recorded_experiment(run.config.read_text()))
     write_json(run.config, experiment.model_dump(mode="json"))
     write_json(run.cluster, job.profile.dump())
     return Prepared(run=run, experiment=experiment, profile=job.profile, is_smoke=smoke, notes=notes,

@@ -2,12 +2,15 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
 from towline.jobs.step_lines import number
+from towline.launcher.example_outcome import outcome_lines
 from towline.launcher.held_out import held_out_summary
 from towline.rollout.score_timings import readable
+from towline.storage.checkpoints import checkpoint_path, newest_step
 from towline.storage.dataset_files import shown
 from towline.storage.run_directory import RunDirectory, read_jsonl
 
@@ -16,19 +19,35 @@ def summary_lines(run: RunDirectory, experiment: ExperimentConfig, seconds: floa
     rows = read_jsonl(run.metrics)
     yield ""
     yield f"steps     {len(rows)}/{experiment.steps} in {duration(seconds)}"
+    name = run.root.name
+    where = "" if run.root.parent == experiment.run.root.cwd() / "runs" else f" --root {shown(run.root.parent)}"
+    if not isinstance(experiment, GrpoExperiment):
+        yield from outcome_lines(run, rows)
+        yield from _picture(run.loss_curve)
+        yield from _model(run)
+        yield f"look      towline status {name}{where}"
+        return
     if rows:
         rewards = [row.get("reward/mean") for row in rows]
         yield f"reward    {number(rewards[0], '.3f')} → {number(rewards[-1], '.3f')}"
         yield from _scoring_lines(run, rows)
     if (accuracy := held_out_summary(run)) is not None:
         yield f"held-out  {accuracy}"
-    if run.reward_curve.is_file():
-        yield f"picture   {shown(run.reward_curve)}"
-    name = run.root.name
-    where = "" if run.root.parent == experiment.run.root.cwd() / "runs" else f" --root {shown(run.root.parent)}"
+    yield from _picture(run.reward_curve)
     yield f"look      towline status {name}{where} · towline samples {name}{where}"
     if rows:
         yield f"prove     towline replay {name}{where} --step {rows[-1]['step']}"
+
+
+def _picture(path: Path) -> Iterator[str]:
+    if path.is_file():
+        yield f"picture   {shown(path)}"
+
+
+def _model(run: RunDirectory) -> Iterator[str]:
+    """Where the next stage takes it from."""
+    if (step := newest_step(run.checkpoints)) is not None:
+        yield f"model     {shown(checkpoint_path(run.checkpoints, step) / 'hf')}"
 
 
 def _scoring_lines(run: RunDirectory, rows: Sequence[dict[str, Any]]) -> Iterator[str]:

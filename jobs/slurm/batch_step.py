@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from towline.jobs.deadline import Deadline
-from towline.jobs.experiment import ExperimentConfig, NodesConfig
+from towline.jobs.experiment_parts import TrainerNodesConfig
+from towline.jobs.load_experiment import recorded_experiment
 from towline.jobs.slurm import allocation
 from towline.jobs.slurm.attempts import MAX_IN_VAIN, MIN_LEFT_S, AttemptBook
 from towline.jobs.slurm.batch_log import BatchLog
@@ -60,8 +61,8 @@ class BatchStep:
 
     def _attempt(self, run: RunDirectory, job: str, deadline: Deadline) -> dict[str, Any]:
         profile = ClusterProfile.model_validate_json(run.cluster.read_text())
-        experiment = ExperimentConfig.model_validate_json(run.config.read_text())
-        nodes, hosts, book = experiment.nodes or NodesConfig(), allocation.hosts_of(os.environ), AttemptBook(run)
+        experiment = recorded_experiment(run.config.read_text())
+        nodes, hosts, book = experiment.nodes or TrainerNodesConfig(), allocation.hosts_of(os.environ), AttemptBook(run)
         groups = place_groups(profile, nodes, os.environ, is_smoke=self.is_smoke)
         self._note_job(run, job, groups)
         self._note_failed_nodes(book)
@@ -139,7 +140,9 @@ class BatchStep:
             except SlurmError as error:
                 print(f"! which nodes failed in attempt {row.number} is not known: {error}", flush=True)
 
-    def _refuse_what_is_in_vain(self, run: RunDirectory, book: AttemptBook, nodes: NodesConfig, num_nodes: int) -> None:
+    def _refuse_what_is_in_vain(
+        self, run: RunDirectory, book: AttemptBook, nodes: TrainerNodesConfig, num_nodes: int
+    ) -> None:
         left_s = book.left_s(nodes.max_node_hours, num_nodes)
         if left_s is not None and left_s < MIN_LEFT_S:
             refusal: TowlineError = BudgetReached(f"{run.root.name}: {_budget_words(run, book)}")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from towline.jobs.experiment import NodesConfig
+from towline.jobs.experiment_parts import NodesConfig, TrainerNodesConfig
 from towline.jobs.slurm.profile import ClusterProfile, Group, Options
 from towline.jobs.slurm.text import expand_nodes
 from towline.storage.errors import TowlineError
@@ -44,7 +44,7 @@ class Place:
 
 
 def place_groups(
-    profile: ClusterProfile, wanted: NodesConfig, environment: Mapping[str, str], *, is_smoke: bool = False
+    profile: ClusterProfile, wanted: TrainerNodesConfig, environment: Mapping[str, str], *, is_smoke: bool = False
 ) -> dict[str, Place]:
     """Read the allocation that the batch script runs in.
 
@@ -64,7 +64,7 @@ def place_groups(
         name: _place(group, hosts, het_group=number if is_het else None)
         for number, ((name, group), hosts) in enumerate(zip(groups.items(), nodes, strict=True))
     }
-    if wanted.scorer == "rollout":
+    if isinstance(wanted, NodesConfig) and wanted.scorer == "rollout":
         places["scorer"] = _beside_engines(places["rollout"])
     return places
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from towline.jobs.experiment import load_experiment
+from towline.jobs.load_experiment import load_experiment
 from towline.launcher.find_run import find_run
+from towline.launcher.rollout_run import with_rollouts
 from towline.launcher.score.completion_lines import STDIN
 from towline.launcher.score.file_scoring import score_file
 from towline.launcher.score.options import ScoreOptions
@@ -56,5 +57,6 @@ def _try_before_a_run(path: Path, options: ScoreOptions) -> int:
         raise InputError(
             f"{path} is no experiment file, and has no data to try its rewards on. Name a file of completions or a run."
         )
-    candidates, num = candidates_of_golds(load_experiment(path, variables=cluster_variables()))
+    experiment = with_rollouts(load_experiment(path, variables=cluster_variables()), path.name, "score")
+    candidates, num = candidates_of_golds(experiment)
     return try_rewards(candidates, rewards, options, num_completions=num, what="the completions of a step")

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from towline.jobs.experiment import ExperimentConfig, ScoringConfig
+from towline.jobs.experiment import GrpoExperiment
 from towline.jobs.experiment_errors import describe_errors, read_toml
+from towline.jobs.experiment_parts import ScoringConfig
 from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.preflight import raise_problems
 from towline.launcher.profile_file import load_profile
@@ -79,7 +80,7 @@ def read_rewards(path: Path) -> Rewards:
     )
 
 
-def rewards_of(experiment: ExperimentConfig) -> Rewards:
+def rewards_of(experiment: GrpoExperiment) -> Rewards:
     return Rewards(
         source="its own rewards",
         tables=experiment.rewards,

@@ -2,7 +2,7 @@
 
 from contextlib import closing
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.launcher.rollout_run import rollout_experiment
 from towline.launcher.score.bar import bar
 from towline.launcher.score.options import ScoreOptions, exit_code, open_console, open_grader, say
 from towline.launcher.score.report import Report
@@ -13,7 +13,7 @@ from towline.storage.run_directory import RunDirectory
 
 
 def score_run(run: RunDirectory, options: ScoreOptions) -> int:
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = rollout_experiment(run, "score")
     limit = experiment.rollout.max_completion_tokens
     rewards = read_rewards(options.rewards) if options.rewards else rewards_of(experiment)
     if options.dry_run:

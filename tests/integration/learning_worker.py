@@ -56,12 +56,12 @@ class Sampler:
 
     def __init__(self, experiment: ExperimentConfig) -> None:
         self.engine = VllmEngine(
-            experiment.model_folder,
+            experiment.policy.folder,
             precision=experiment.rollout.precision,
             max_context_tokens=CONTEXT_TOKENS,
             max_sequences=experiment.rollout.max_sequences,
         )
-        self._tokenizer = PromptTokenizer(experiment.model_folder, chat=experiment.data.chat)
+        self._tokenizer = PromptTokenizer(experiment.policy.folder, chat=experiment.data.chat)
         self._graders: dict[str, Grader] = {}
         """By the rewards' tables."""
 
@@ -159,7 +159,7 @@ class Circle:
         self._sampler = Sampler(experiment)
         self._publication = Publication(self._sampler, f"127.0.0.1:{store.port}")
         self._policy = load_policy(
-            experiment.model_folder,
+            experiment.policy.folder,
             temperature=experiment.rollout.temperature,
             precision=experiment.trainer.precision,
         )
@@ -176,7 +176,7 @@ class Circle:
         # A copy: to prove anew that a model can be packed takes as long as a step.
         trainer = DeepSpeedEngine(copy.deepcopy(self._policy), config)
         reference = (
-            Reference(experiment.model_folder, config, temperature=experiment.rollout.temperature)
+            Reference(experiment.policy.folder, config, temperature=experiment.rollout.temperature)
             if config.kl_beta > 0
             else None
         )

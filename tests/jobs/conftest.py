@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import GrpoExperiment
 from towline.storage.run_directory import RunDirectory, write_json
 
-MakeExperiment = Callable[..., ExperimentConfig]
+MakeExperiment = Callable[..., GrpoExperiment]
 
 
 class DictStore:
@@ -84,7 +84,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def make_experiment(tmp_path: Path) -> MakeExperiment:
     """Of three steps with two chunks each; arguments are tables to be merged in."""
 
-    def make(**tables: Any) -> ExperimentConfig:
+    def make(**tables: Any) -> GrpoExperiment:
         rows = [json.dumps({"prompt": f"p{row}", "answer": f"a{row}"}) + "\n" for row in range(6)]
         (tmp_path / "train.jsonl").write_text("".join(rows))
         (tmp_path / "held_out.jsonl").write_text("".join(rows[:2]))
@@ -100,7 +100,7 @@ def make_experiment(tmp_path: Path) -> MakeExperiment:
         }
         for name, table in tables.items():
             fields[name] = fields.get(name, {}) | table if isinstance(table, dict) else table
-        return ExperimentConfig.model_validate_json(json.dumps(fields))
+        return GrpoExperiment.model_validate_json(json.dumps(fields))
 
     return make
 

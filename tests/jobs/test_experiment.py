@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from towline.jobs.experiment import ExperimentConfig, load_experiment, override_experiment
+from towline.jobs.experiment import GrpoExperiment
 from towline.jobs.experiment_errors import key_lines
+from towline.jobs.load_experiment import load_experiment, override_experiment
 from towline.rollout.rewards.config import Convergence
 from towline.storage.errors import ConfigError
 
@@ -103,7 +104,7 @@ def test_a_sound_file_loads_with_its_defaults(file: Path) -> None:
 
 def test_the_resolved_experiment_survives_the_way_through_its_json(file: Path) -> None:
     experiment = load_experiment(file)
-    assert ExperimentConfig.model_validate_json(experiment.model_dump_json()) == experiment
+    assert GrpoExperiment.model_validate_json(experiment.model_dump_json()) == experiment
 
 
 def test_unknown_key_is_named_with_its_line_and_the_nearest_field(file: Path) -> None:
@@ -114,7 +115,7 @@ def test_unknown_key_is_named_with_its_line_and_the_nearest_field(file: Path) ->
 def test_unknown_key_far_from_any_field_lists_the_fields(file: Path) -> None:
     change(file, "steps = 3", "steps = 3\nxyzzy = 1")
     found = refusal(file)
-    assert found.startswith("small.toml:3: xyzzy is not a field. Fields here: objective, seed, steps,")
+    assert found.startswith("small.toml:3: xyzzy is not a field. Fields here: seed, steps,")
 
 
 def test_unknown_key_in_an_array_of_tables(file: Path) -> None:
@@ -351,7 +352,7 @@ def rewards(*tables: str) -> str:
 def test_the_overlong_penalty_stands_beside_a_reward(file: Path) -> None:
     experiment = load_experiment(file, (rewards('{use="exact_match",weight=1.0}', OVERLONG),))
     assert [reward.part_name for reward in experiment.rewards] == ["exact_match", "overlong"]
-    assert ExperimentConfig.model_validate_json(experiment.model_dump_json()) == experiment
+    assert GrpoExperiment.model_validate_json(experiment.model_dump_json()) == experiment
 
 
 @pytest.mark.parametrize(
@@ -379,7 +380,7 @@ def test_length_stands_beside_a_reward_if_completions_can_be_longer_than_its_tar
     )
     experiment = load_experiment(file, (rewards('{use="exact_match",weight=1.0}', table),))
     assert experiment.rewards[1].converged == Convergence(min_reward=0.9, window=5, tolerance=0.05)
-    assert ExperimentConfig.model_validate_json(experiment.model_dump_json()) == experiment
+    assert GrpoExperiment.model_validate_json(experiment.model_dump_json()) == experiment
     message = refusal(file, rewards('{use="exact_match",weight=1.0}', table.replace("tokens=3", "tokens=4")))
     assert "target_tokens (4) of length must be below rollout.max_completion_tokens (4)" in message
 

@@ -54,7 +54,7 @@ def test_a_checkpoint_names_its_adapters_and_another_scale_of_them_is_another_po
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         whole, adapted, scaled = (
-            training_state(experiment, training_work(experiment, run), step=2)
+            training_state(experiment, training_work(experiment, run).data_hash, step=2)
             for settings in ({}, {"lora": {"rank": 8}}, {"lora": {"rank": 8, "alpha": 8}})
             for experiment in [make_experiment(trainer={"learning_rate": 1e-4} | settings)]
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import GrpoExperiment
 from towline.jobs.work import evaluation_work, training_work
 from towline.storage.errors import ConfigError
 from towline.storage.records import ChunkId
@@ -27,7 +27,7 @@ def write_rows(path: Path, num_rows: int) -> Path:
     return path
 
 
-def experiment(folder: Path, *, evaluation: bool = True, **rollout: object) -> ExperimentConfig:
+def experiment(folder: Path, *, evaluation: bool = True, **rollout: object) -> GrpoExperiment:
     held_out = {"data": {"train": str(write_rows(folder / "held_out.jsonl", NUM_HELD_OUT)), "chat": False}}
     fields = {
         "objective": "grpo",
@@ -40,7 +40,7 @@ def experiment(folder: Path, *, evaluation: bool = True, **rollout: object) -> E
         "trainer": {"learning_rate": 1e-4},
         "evaluation": held_out | {"temperature": 0.25} if evaluation else None,
     }
-    return ExperimentConfig.model_validate_json(json.dumps(fields))
+    return GrpoExperiment.model_validate_json(json.dumps(fields))
 
 
 def test_a_step_s_chunks_are_its_scheduled_rows_in_order(tmp_path: Path, run: RunDirectory) -> None:
@@ -172,10 +172,10 @@ def test_another_process_comes_to_the_same_chunks(tmp_path: Path, run: RunDirect
     code = """
 import sys
 from pathlib import Path
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import GrpoExperiment
 from towline.jobs.work import training_work
 from towline.storage.run_directory import RunDirectory
-work = training_work(ExperimentConfig.model_validate_json(sys.stdin.read()), RunDirectory(Path(sys.argv[1])))
+work = training_work(GrpoExperiment.model_validate_json(sys.stdin.read()), RunDirectory(Path(sys.argv[1])))
 print([work.chunks(step) for step in range(20)])
 """
     made = experiment(tmp_path, chunk_prompts=2)

@@ -12,9 +12,11 @@ import pytest
 
 from fake_slurm import FakeSlurm
 from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import recorded_experiment
 from towline.jobs.slurm.profile import ClusterProfile, Group
 from towline.launcher.experiment_file import ExperimentFile, read_experiment
-from towline.launcher.preflight import Findings, preflight
+from towline.launcher.findings import Findings
+from towline.launcher.preflight import preflight
 from towline.launcher.run import make_run
 from towline.launcher.tokenized_prompts import NUM_RENDERED, Tokenized
 from towline.storage.checkpoints import TrainingState, checkpoint_path, mark_complete
@@ -195,7 +197,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 def cluster_run(run: RunDirectory) -> RunDirectory:
     """The run as job 12 left it: two components, one attempt, which brought it to its end."""
     nodes = {"trainer": 2, "rollout": 2, "scorer": 0}
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = recorded_experiment(run.config.read_text())
     write_json(run.config, experiment.model_dump(mode="json") | {"nodes": nodes})
     profile = ClusterProfile(name="small", trainer=SMALL_GROUP, rollout=SMALL_GROUP)
     write_json(run.cluster, profile.dump())

@@ -79,7 +79,7 @@ def test_check_lists_all_problems_and_exits_with_2(project, capsys: pytest.Captu
 @pytest.fixture
 def cluster(project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The file of a profile with two GPUs a node, and a variable that the experiment uses."""
-    monkeypatch.setattr("towline.launcher.preflight.can_tokenize", lambda: False)
+    monkeypatch.setattr("towline.launcher.prompt_preflight.can_tokenize", lambda: False)
     project.change('model = "model"', 'model = "${MODELS}/model"')
     group = 'sbatch = { partition = "gpu", gpus-per-node = 2, time = "12:00:00" }'
     path = tmp_path / "here.toml"

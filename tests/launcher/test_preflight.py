@@ -197,7 +197,7 @@ def test_a_machine_without_walls_is_a_problem_here_and_a_warning_for_a_cluster(p
             raise IsolationError("programs cannot be shut in on this machine")
         return Isolation(files="", version=0, has_seccomp=True, failures=("reads your files",))
 
-    monkeypatch.setattr("towline.launcher.preflight.try_sandbox", no_walls)
+    monkeypatch.setattr("towline.launcher.prompt_preflight.try_sandbox", no_walls)
     project.change('use = "exact_match"', 'use = "code_tests"')
     project.write_rows("train.jsonl", ['["assert f(1) == 1"]'] * 4)
     assert problem(project) == "rewards: code_tests: programs cannot be shut in on this machine"

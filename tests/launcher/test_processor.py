@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.jobs.experiment import ExperimentConfig, load_experiment
+from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import load_experiment
 from towline.launcher import processor
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 import pytest
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import recorded_experiment
 from towline.jobs.supervisor import Outcome
 from towline.jobs.work import training_work
 from towline.launcher import replay as replay_module
@@ -57,7 +57,7 @@ def test_a_step_that_ended_the_run_is_replayed_once_its_rollouts_were_scored(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where what ended it is gone, the losses have nothing to agree with."""
-    work = training_work(ExperimentConfig.model_validate_json(run.config.read_text()), run)
+    work = training_work(recorded_experiment(run.config.read_text()), run)
     for chunk, _ in work.chunks(3):
         for path in (work.path(chunk), scores_path(work.path(chunk))):
             assert replay(run, {3: 0.2}, monkeypatch, step=3) == 2

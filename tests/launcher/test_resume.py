@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import recorded_experiment
 from towline.jobs.supervisor import Outcome
 from towline.launcher import resume as resume_module
 from towline.launcher import run as run_module
@@ -76,7 +77,7 @@ def test_a_run_goes_on_with_its_own_experiment(run: RunDirectory, started: Start
     assert resume(run) == 0
     ((resumed, experiment),) = started.attempts
     assert resumed.root == run.root
-    assert experiment == ExperimentConfig.model_validate_json(before)
+    assert experiment == recorded_experiment(before)
     assert run.config.read_bytes() == before
     assert json.loads(run.environment.read_text())["overrides"] == []
 
@@ -88,7 +89,7 @@ def test_what_changes_nothing_of_the_past_may_be_changed_and_is_written_down(run
     ((_, experiment),) = started.attempts
     assert (experiment.steps, experiment.trainer.learning_rate, experiment.local.engines) == (8, 1e-6, 2)
     assert (experiment.run.max_restarts, experiment.rollout.temperature) == (0, 0.5)
-    assert ExperimentConfig.model_validate_json(run.config.read_text()) == experiment
+    assert recorded_experiment(run.config.read_text()) == experiment
     assert json.loads(run.environment.read_text())["overrides"] == changes
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fake_slurm import FakeSlurm
 from launcher_jobs import pending
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import recorded_experiment
 from towline.launcher import resume as resume_module
 from towline.launcher.cli import command
 from towline.storage.run_directory import RunDirectory, read_jsonl
@@ -35,7 +35,7 @@ def test_a_further_job_is_handed_in(run: RunDirectory, slurm: FakeSlurm, capsys:
     row = read_jsonl(run.submissions)[-1]
     assert (row["job"], row["submission"], row["components"]) == ("20", 1, {"trainer": "20+0", "rollout": "20+1"})
     assert run.read_state()["status"] == "queued"
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = recorded_experiment(run.config.read_text())
     assert (experiment.steps, experiment.local.trainer_ranks, experiment.local.engines) == (8, 2, 2)
     assert json.loads(run.environment.read_text())["overrides"] == ["steps=8"]
     said = capsys.readouterr().out

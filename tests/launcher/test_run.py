@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import recorded_experiment
 from towline.jobs.supervisor import Outcome
 from towline.launcher import run as run_module
 from towline.launcher.cli import command
@@ -16,7 +16,7 @@ from towline.storage.run_directory import RunDirectory
 def test_a_new_run_folder_tells_what_it_was_made_of(project) -> None:
     file, experiment = project.read("steps=5")
     run = make_run(file, experiment)
-    written = ExperimentConfig.model_validate_json(run.config.read_text())
+    written = recorded_experiment(run.config.read_text())
     assert written.steps == 5
     assert written.run.name == run.root.name
     assert written.policy.model == str(project.model)
@@ -72,7 +72,7 @@ def start_nothing(monkeypatch: pytest.MonkeyPatch, supervise) -> None:
 
 def test_the_summary_tells_what_the_run_brought(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.root.parent.parent)
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = recorded_experiment(run.config.read_text())
     assert list(summary_lines(run, experiment, 62.0)) == [
         "",
         "steps     3/3 in 1 min 02 s",
@@ -85,7 +85,7 @@ def test_the_summary_tells_what_the_run_brought(run: RunDirectory, monkeypatch: 
 
 
 def test_the_summary_names_the_root_where_it_is_needed(run: RunDirectory) -> None:
-    experiment = ExperimentConfig.model_validate_json(run.config.read_text())
+    experiment = recorded_experiment(run.config.read_text())
     assert f"towline status small-1 --root {run.root.parent}" in "\n".join(summary_lines(run, experiment, 1.0))
 
 

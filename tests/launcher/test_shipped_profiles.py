@@ -54,7 +54,7 @@ def test_the_template_explains_every_field() -> None:
 def test_the_script_is_the_golden_one(
     name: str, smoke: bool, project, slurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("towline.launcher.preflight.can_tokenize", lambda: False)
+    monkeypatch.setattr("towline.launcher.prompt_preflight.can_tokenize", lambda: False)
     monkeypatch.setenv("USER", "ada")
     prepared = prepare(project.file, name, ("run.name=golden", NODES), smoke=smoke)
     assert show_script(prepared) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import towline
-from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.experiment import GrpoExperiment
 from towline.launcher.run import make_run
 from towline.launcher.snapshot import MAX_NEIGHBOUR_BYTES, ROOMS, take_snapshot
 from towline.rollout.rewards.mixture import RewardPart, code_hash, load_reward
@@ -42,7 +42,7 @@ def mine(project) -> Path:
 
 
 @pytest.fixture
-def taken(project, mine: Path) -> tuple[RunDirectory, ExperimentConfig, ExperimentConfig]:
+def taken(project, mine: Path) -> tuple[RunDirectory, GrpoExperiment, GrpoExperiment]:
     """The run, and its experiment before and after."""
     file, experiment = project.read("run.name=snap")
     run = make_run(file, experiment)
@@ -59,7 +59,7 @@ def python(code: str, *, path: Path, cwd: Path) -> str:
     return done.stdout.strip()
 
 
-def parts(experiment: ExperimentConfig) -> list[RewardPart]:
+def parts(experiment: GrpoExperiment) -> list[RewardPart]:
     return [
         RewardPart(name=reward.part_name, function=load_reward(reward.use, Path("/")), weight=reward.weight)
         for reward in experiment.rewards
@@ -105,7 +105,7 @@ def test_the_own_reward_is_the_copy_and_keeps_its_name(taken) -> None:
 
 def test_the_experiment_can_be_read_again(taken) -> None:
     _, _, after = taken
-    assert ExperimentConfig.model_validate_json(after.model_dump_json()) == after
+    assert GrpoExperiment.model_validate_json(after.model_dump_json()) == after
 
 
 def test_the_code_of_the_rewards_counts_as_the_same(taken) -> None:

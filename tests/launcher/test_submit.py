@@ -7,6 +7,7 @@ import pytest
 
 from fake_slurm import FakeSlurm
 from towline.jobs.experiment import ExperimentConfig
+from towline.jobs.load_experiment import recorded_experiment
 from towline.jobs.slurm.profile import ClusterProfile
 from towline.launcher.cli import command
 from towline.launcher.on_cluster import components_of, placed
@@ -46,7 +47,7 @@ def cluster(project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The profile's file. The experiment leaves open where runs are made; commands are typed in the project."""
     project.change('\n[run]\nroot = "runs"\n', "")
     monkeypatch.chdir(project.folder)
-    monkeypatch.setattr("towline.launcher.preflight.can_tokenize", lambda: False)
+    monkeypatch.setattr("towline.launcher.prompt_preflight.can_tokenize", lambda: False)
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
         monkeypatch.delenv(name)
     path = tmp_path / "here.toml"
@@ -111,7 +112,7 @@ def test_a_submitted_run_is_queued_and_noted(project, cluster: Path, sbatch: Pat
     assert (row["job"], row["submission"], row["smoke"]) == ("481516", 0, False)
     assert row["components"] == {"trainer": "481516+0", "rollout": "481516+1"}
     assert ClusterProfile.model_validate_json(run.cluster.read_text()).name == "here"
-    assert ExperimentConfig.model_validate_json(run.config.read_text()).local.engines == 2
+    assert recorded_experiment(run.config.read_text()).local.engines == 2
     assert (run.code / "towline" / "jobs" / "supervisor.py").is_file()
 
 
@@ -332,4 +333,4 @@ def test_variables_of_the_profile_are_known_in_paths(project, cluster: Path, slu
     with pytest.raises(InputError, match=r"\$\{MODELS\} is not a variable of the cluster profile"):
         prepare(project.file, str(cluster), (), smoke=False)
     change(cluster, ("[folders]", f'[vars]\nMODELS = "{project.folder}"\n\n[folders]'))
-    assert prepare(project.file, str(cluster), (), smoke=False).experiment.model_folder == project.model
+    assert prepare(project.file, str(cluster), (), smoke=False).experiment.policy.folder == project.model

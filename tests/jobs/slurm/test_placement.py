@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from towline.jobs.experiment import NodesConfig
+from towline.jobs.experiment_parts import NodesConfig
 from towline.jobs.slurm.placement import Place, place_groups
 from towline.jobs.slurm.profile import ClusterProfile
 from towline.storage.errors import TowlineError

@@ -1,0 +1,124 @@
+"""What can be known of a run's examples before it starts: rows, repetitions, what is held out."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from towline.jobs.experiment import DpoExperiment, RewardModelExperiment, SftExperiment, SupervisedExperiment
+from towline.launcher.experiment_file import ExperimentFile
+from towline.launcher.findings import Examples, Findings
+from towline.launcher.plan import trainer_plan
+from towline.launcher.tokenized_examples import tokenize_examples
+from towline.launcher.tokenized_prompts import can_tokenize
+from towline.storage.errors import InputError
+from towline.storage.example_config import DemonstrationData, PreferenceData
+from towline.storage.examples import ExampleDataset, leakage, survey_demonstrations, survey_preferences
+from towline.storage.records import Demonstration, Preference
+
+Config = TypeVar("Config", DemonstrationData, PreferenceData)
+Example = TypeVar("Example", Demonstration, Preference)
+
+BETA_RANGE = (0.05, 0.5)
+"""Of DPO, where it is usually of use."""
+
+
+def look_at_examples(found: Findings, file: ExperimentFile, experiment: SupervisedExperiment) -> None:
+    """`found` has the model already."""
+    match experiment:
+        case SftExperiment(data=data, evaluation=evaluation):
+            _look_at_data(found, data, evaluation.data if evaluation else None, survey_demonstrations)
+        case DpoExperiment(data=data, evaluation=evaluation) | RewardModelExperiment(data=data, evaluation=evaluation):
+            _look_at_data(found, data, evaluation.data if evaluation else None, survey_preferences)
+    _tokenize(found, experiment)
+    _look_at_batch(found, file, experiment)
+    if isinstance(experiment, DpoExperiment):
+        _look_at_beta(found, file, experiment)
+    if found.model is not None:
+        found.plan = trainer_plan(experiment, found.model)
+
+
+def _look_at_data(
+    found: Findings, train: Config, held_out: Config | None, survey: Callable[[Config], ExampleDataset[Example]]
+) -> None:
+    learned = _read(found, "data", train, survey)
+    kept = None if held_out is None else _read(found, "evaluation.data", held_out, survey)
+    if learned is not None:
+        found.train_examples = Examples(key="data", data=learned, overlong=train.overlong)
+    if held_out is not None and kept is not None:
+        found.held_out_examples = Examples(key="evaluation.data", data=kept, overlong=held_out.overlong)
+    if learned is not None and kept is not None:
+        _look_for_leakage(found, learned, kept)
+
+
+def _read(
+    found: Findings, key: str, config: Config, survey: Callable[[Config], ExampleDataset[Example]]
+) -> ExampleDataset[Example] | None:
+    """Rows that make no example are a problem, the others are looked at all the same."""
+    try:
+        data = survey(config)
+    except InputError as error:
+        found.problems.append(f"{key}: {error}")
+        return None
+    report = data.report
+    if report.num_rejected:
+        more = report.num_rejected - len(report.rejected)
+        lines = [f"{key}: {report.num_rejected} of {report.num_rows + report.num_rejected} rows cannot be used"]
+        found.problems.append("\n  ".join([*lines, *report.rejected, *([f"and {more} more"] if more else [])]))
+    return data
+
+
+def _tokenize(found: Findings, experiment: SupervisedExperiment) -> None:
+    """All datasets at once: starting the tokenizer takes longer than using it."""
+    datasets = [examples for examples in (found.train_examples, found.held_out_examples) if examples is not None]
+    model = found.model
+    if model is None or not datasets:
+        return
+    if not can_tokenize():
+        found.warnings.append("tokens of the examples were not counted: transformers is not installed here")
+        return
+    configs = {"data": experiment.data, "evaluation.data": experiment.evaluation and experiment.evaluation.data}
+    asked = [(config, one.data.rows) for one in datasets if (config := configs[one.key]) is not None]
+    tokenized = found.attempt(
+        lambda: tokenize_examples(experiment.policy.folder, asked, context_tokens=model.max_positions)
+    )
+    for examples, counted in zip(datasets, tokenized or [], strict=False):
+        examples.tokenized = counted
+        found.problems += (f"{examples.key}: {problem}" for problem in counted.problems)
+        found.warnings += (f"{examples.key}: {warning}" for warning in counted.warnings)
+
+
+def _look_at_batch(found: Findings, file: ExperimentFile, experiment: SupervisedExperiment) -> None:
+    examples, batch, key = found.train_examples, experiment.trainer.batch_size, "trainer.batch_size"
+    if examples is None:
+        return
+    lengths = examples.tokenized.lengths if examples.tokenized is not None else None
+    num_examples = len(examples.data.rows) - (lengths.num_dropped if lengths is not None else 0)
+    if batch > num_examples:
+        found.problems.append(
+            f"{file.where(key)}: {key} ({batch}) must be at most the {num_examples} examples of data.train: a step "
+            "never holds one twice."
+        )
+
+
+def _look_for_leakage(found: Findings, train: ExampleDataset[Example], held_out: ExampleDataset[Example]) -> None:
+    """Held-out prompts that are trained on say nothing about what was learned."""
+    shared = leakage(train, held_out)
+    if not shared:
+        return
+    text = f"evaluation.data: {len(shared)} of {len(held_out.rows)} held-out prompts are also in data.train"
+    if len(shared) == len(held_out.rows):
+        found.problems.append(f"{text}: an evaluation on them measures memory. Hold prompts out of the training data.")
+    else:
+        found.warnings.append(f"{text}; what is measured will be too good by what is remembered")
+
+
+def _look_at_beta(found: Findings, file: ExperimentFile, experiment: DpoExperiment) -> None:
+    low, high = BETA_RANGE
+    beta = experiment.trainer.beta
+    if not low <= beta <= high:
+        why = (
+            "so small a beta hardly holds the policy to the reference, and it forgets what the pairs do not show"
+            if beta < low
+            else "so large a beta holds the policy at the reference, and little is learned"
+        )
+        key = "trainer.beta"
+        found.warnings.append(f"{file.where(key)}: {key} = {beta:g} is outside {low} to {high}: {why}")
