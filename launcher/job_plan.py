@@ -26,11 +26,12 @@ def job_plan_lines(
     parts = nodes.counts
     groups = " + ".join(f"{name} {_count(number, 'node')}" for name, number in parts.items() if number)
     if smoke:
-        yield "layout  smoke test: trainer and rollout on one node"
+        yield f"layout  smoke test: {' and '.join(name for name, number in parts.items() if number)} on one node"
     elif len(components) > 1:
         yield f"layout  heterogeneous job: {groups}"
     else:
-        yield f"layout  one job of {_count(sum(parts.values()), 'node')}, split by the supervisor: {groups}"
+        split = f", split by the supervisor: {groups}" if " + " in groups else ""
+        yield f"layout  one job of {_count(sum(parts.values()), 'node')}{split}"
     total = 1 if smoke else sum(parts.values())
     limits = [time_limit_s(str(options["time"])) for options in components.values() if "time" in options]
     limit_s = min((limit for limit in limits if limit is not None), default=None)
