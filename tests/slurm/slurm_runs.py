@@ -50,11 +50,19 @@ def profile(folder: Path, name: str, **changes: str) -> Path:
 
 
 class SlurmRun:
-    def __init__(self, folder: Path, name: str, *overrides: str, cluster: Path = DEV, smoke: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *overrides: str,
+        cluster: Path = DEV,
+        smoke: bool = False,
+        experiment: Path = EXPERIMENT,
+    ) -> None:
         self.root, self.folder = folder, folder / "runs" / name
         flags = ["--smoke"] if smoke else []
         arguments = ["--cluster", str(cluster), *flags, *options((*overrides, f"run.name={name}"))]
-        self.said = command("submit", str(EXPERIMENT), *arguments, cwd=folder).stdout
+        self.said = command("submit", str(experiment), *arguments, cwd=folder).stdout
 
     @property
     def job(self) -> str:
