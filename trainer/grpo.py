@@ -34,7 +34,7 @@ from towline.trainer.learning_rate import learning_rate
 from towline.trainer.losses import mismatch
 from towline.trainer.micro_batch_loss import MicroBatchLoss, forward_with_loss, micro_batch_loss
 from towline.trainer.normaliser import loss_totals
-from towline.trainer.not_finite import refuse_not_finite
+from towline.trainer.not_finite import of_rollouts, refuse_not_finite
 from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_step import plan_step
 from towline.trainer.policy import Policy
@@ -168,7 +168,7 @@ def take_inner_steps(
             )
             gradient_norm = engine.step(rate)
             meter.end(gradient_norm)
-            refuse_not_finite(meter.last_loss, gradient_norm, step)
+            refuse_not_finite(meter.last_loss, gradient_norm, step, look=of_rollouts(step))
             count += 1
     moved = torch.tensor(abs(engine.mean_square() - before), dtype=torch.float64)
     dist.all_reduce(moved, dist.ReduceOp.MAX)

@@ -5,7 +5,7 @@ from typing import Any
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.learning_rate import learning_rate
 from towline.trainer.memory import peak_gib
-from towline.trainer.not_finite import refuse_not_finite
+from towline.trainer.not_finite import OF_EXAMPLES, refuse_not_finite
 from towline.trainer.supervised_config import SupervisedConfig
 
 
@@ -28,5 +28,5 @@ def step_optimiser(
         total_steps=total_steps,
     )
     gradient_norm = engine.step(rate)
-    refuse_not_finite(loss, gradient_norm, step)
+    refuse_not_finite(loss, gradient_norm, step, look=OF_EXAMPLES)
     return {"loss/gradient_norm": gradient_norm, "loss/learning_rate": rate, "memory/trainer_gib": peak_gib()}

@@ -20,7 +20,7 @@ from towline.trainer.fixed_logprobs import FixedLogprobs
 from towline.trainer.fused_loss import differentiated
 from towline.trainer.inner_step import InnerStep
 from towline.trainer.micro_batch_loss import ALL, MicroBatchLoss, forward_with_loss, micro_batch_loss
-from towline.trainer.not_finite import refuse_not_finite
+from towline.trainer.not_finite import of_rollouts, refuse_not_finite
 from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_rows import lay_out
 from towline.trainer.rollout_batch import TrainingSequence
@@ -212,7 +212,7 @@ def still_step_check(engine: DeepSpeedEngine, batch: PackedBatch, loss: MicroBat
         engine.backward(value, is_last=True)
         gradient_norm = engine.step(0.0)
         (loss_of_ranks,) = _summed(value.item())
-        refuse_not_finite(loss_of_ranks, gradient_norm, step=0)
+        refuse_not_finite(loss_of_ranks, gradient_norm, step=0, look=of_rollouts(0))
         with torch.no_grad():
             after_N = engine.forward(batch)[0]
     change = torch.cat(((after_N - before_N).abs(), before_N.new_zeros(1))).max().cpu()
