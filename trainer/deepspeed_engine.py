@@ -66,6 +66,11 @@ class DeepSpeedEngine(Generic[Trained]):
         self._engine: Any = deepspeed.initialize(
             model=policy, optimizer=self._adam, config=_settings(config), dist_init_required=False
         )[0]
+        if self.zero_stage == 3:
+            # DeepSpeed finds them by itself only where they are not whole at first; after a load small ones are, and
+            # it would end the run ("tracing error") when they were sharded again.
+            for parameter in policy.direct_parameters:
+                deepspeed.zero.register_external_parameter(policy, parameter)
         self._weights = model_weights(policy.model)
         self._adapters = adapter_parameters(policy.model)
 

@@ -49,6 +49,11 @@ class Policy(nn.Module):
         """Whether completions of one prompt may be cut into one piece, see `packing_plan.cut_into_pieces`."""
         return shares_prompts(self.model)
 
+    @property
+    def direct_parameters(self) -> list[nn.Parameter]:
+        """Weights that `forward` reads itself, without calling the module that holds them."""
+        return list(self.model.get_output_embeddings().parameters())
+
     @contextlib.contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
         """Inside the block, log-probs are at another temperature than that of sampling."""

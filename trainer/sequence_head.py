@@ -57,6 +57,11 @@ class RewardModel(nn.Module):
         """Whether both completions of a pair may be computed after one prompt, see `packing_pairs`."""
         return shares_prompts(self.model)
 
+    @property
+    def direct_parameters(self) -> list[nn.Parameter]:
+        """As of `Policy`."""
+        return list(self.model.score.parameters())
+
     def forward(self, batch: PackedBatch, positions_S: NDArray[np.int64]) -> Tensor:
         """Return [S] float32 (float64 of a float64 model), unbounded. S may be 0: the gradients are then zeros.
 
