@@ -77,7 +77,7 @@ def read_columns(path: Path, kind: str, schema: tuple[Column, ...]) -> tuple[Col
             header, sealed = _text(file, "header"), _text(file, "digest")
             columns: Columns = {column.name: np.asarray(file[column.name]) for column in schema}
     except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise LedgerError(f"{path} is torn or damaged: {error}. It was not read; generate the chunk again.") from error
+        raise LedgerError(f"{path} is torn or damaged: {error}. It was not read.") from error
     for column in schema:
         if columns[column.name].dtype != column.dtype:
             raise LedgerError(f"{path}: {column.name} is {columns[column.name].dtype}, expected {column.dtype}.")

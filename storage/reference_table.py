@@ -15,6 +15,7 @@ from towline.storage.ledger_schema import REFERENCE
 from towline.storage.publish import replace_whole
 
 KIND = "reference"
+_REMEDY = "Name another folder in policy.reference_tables, or remove the file: it is computed again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,14 @@ def read_reference_table(path: Path, identity: ReferenceIdentity) -> NDArray[np.
     Raises:
         LedgerError: the file is damaged, or of another model, other pairs or another precision.
     """
-    columns, found, _ = read_columns(path, KIND, REFERENCE)
+    try:
+        columns, found, _ = read_columns(path, KIND, REFERENCE)
+    except LedgerError as error:
+        raise LedgerError(f"{error} {_REMEDY}") from error
     for name, expected in asdict(identity).items():
         if found.get(name) != expected:
             raise LedgerError(
                 f"{path}: a reference table for {name} {found.get(name)}, this run has {expected}: its margins would "
-                "be wrong. Name another folder in policy.reference_tables, or remove the file: it is computed again."
+                f"be wrong. {_REMEDY}"
             )
     return np.stack([columns["chosen"], columns["rejected"]], axis=1)
