@@ -90,6 +90,8 @@ def test_more_prompts_than_rows_are_refused():
         PromptSchedule(100, 101, 0)
     with pytest.raises(ConfigError, match=r"prompts_per_step \(0\)"):
         PromptSchedule(100, 0, 0)
+    with pytest.raises(ConfigError, match=r"^trainer.batch_size \(101\) must be from 1 to the 100 rows"):
+        PromptSchedule(100, 101, 0, key="trainer.batch_size")
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
