@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.learning import MEMBERS, TASKS, Learning
 from integration.other_tests import held_out_programs
-from towline.jobs.experiment import ExperimentConfig, load_experiment
+from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.load_experiment import load_experiment
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.grading import Grader
 from towline.rollout.sampling import ChunkInFlight, SamplingSettings
@@ -54,7 +55,7 @@ CONTEXT_TOKENS = 64
 class Sampler:
     """The engine with what lies before and behind it: prompts to requests, generated tokens to scored groups."""
 
-    def __init__(self, experiment: ExperimentConfig) -> None:
+    def __init__(self, experiment: GrpoExperiment) -> None:
         self.engine = VllmEngine(
             experiment.policy.folder,
             precision=experiment.rollout.precision,
@@ -152,7 +153,7 @@ class Rollouts:
 class Circle:
     """What all learnings of a process share."""
 
-    def __init__(self, experiment: ExperimentConfig, folder: Path) -> None:
+    def __init__(self, experiment: GrpoExperiment, folder: Path) -> None:
         self._folder = folder
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         dist.init_process_group("gloo", store=dist.PrefixStore("trainer", store), rank=0, world_size=1)
@@ -167,7 +168,7 @@ class Circle:
     def close(self) -> None:
         self._sampler.close()
 
-    def learn(self, member: str, experiment: ExperimentConfig) -> Learning:
+    def learn(self, member: str, experiment: GrpoExperiment) -> Learning:
         began = time.process_time()
         run, seed, config = RunDirectory(self._folder), experiment.seed, experiment.trainer
         training = training_work(experiment, run)
