@@ -15,7 +15,7 @@ PRODUCTS = {
     "smollm2": [ROOT / "models/SmolLM2-135M-Instruct"],
     "tiny": [ROOT / "models/tiny-sort", ROOT / "models/tiny-code"],
     "tasks": [ROOT / "data/last-number", ROOT / "data/sort", ROOT / "data/code"],
-    "examples": [ROOT / "data/sort-demonstrations", ROOT / "data/sort-pairs"],
+    "examples": [ROOT / "data/sort-demonstrations", ROOT / "data/sort-pairs", ROOT / "data/sort-steps"],
 }
 
 
@@ -31,9 +31,10 @@ def make(product: str, destination: Path) -> None:
 
         make_tiny_model(LESSONS[destination.name], destination)
     elif product == "examples":
-        from sort_examples import make_demonstrations, make_pairs
+        from sort_examples import make_demonstrations, make_pairs, make_steps
 
-        {"sort-demonstrations": make_demonstrations, "sort-pairs": make_pairs}[destination.name](destination)
+        makers = {"sort-demonstrations": make_demonstrations, "sort-pairs": make_pairs, "sort-steps": make_steps}
+        makers[destination.name](destination)
     else:
         from tasks import make_task
 

@@ -19,6 +19,19 @@ def make_pairs(destination: Path) -> None:
     _write(destination, _pair)
 
 
+def make_steps(destination: Path) -> None:
+    """The same with rows of prompt, steps and labels: digits one by one, each right where it belongs there."""
+    _write(destination, _judged)
+
+
+def _judged(example: Example, rng: random.Random) -> dict[str, object]:
+    digits = list(example.answer)
+    if rng.random() < 0.5:
+        rng.shuffle(digits)
+    labels = [int(digit == right) for digit, right in zip(digits, example.answer, strict=True)]
+    return {"prompt": SORT.prompt(example), "steps": digits, "labels": labels}
+
+
 def _pair(example: Example, rng: random.Random) -> dict[str, str] | None:
     """None for a number whose digits are all the same: there is no wrong order."""
     if len(set(example.answer)) == 1:

@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 from towline.jobs.experiment import SupervisedExperiment
 from towline.jobs.role import Role
-from towline.storage.example_config import DemonstrationData, ExampleConfig, PreferenceData
-from towline.storage.examples import load_demonstrations, load_preferences
+from towline.storage.example_config import DemonstrationData, ExampleConfig, PreferenceData, StepData
+from towline.storage.examples import load_demonstrations, load_preferences, load_steps
 from towline.storage.schedule import PromptSchedule
 from towline.trainer.conversation import ConversationTokenizer
-from towline.trainer.example_lengths import LengthCounts, example_limit, fit_demonstrations, fit_pairs
+from towline.trainer.example_lengths import LengthCounts, example_limit, fit_demonstrations, fit_pairs, fit_steps
 from towline.trainer.packing import TokenSequence
-from towline.trainer.token_examples import TokenExample, TokenPair
+from towline.trainer.token_examples import TokenExample, TokenPair, TokenSteps
 
 _Row = TypeVar("_Row")
 _Tokens = TypeVar("_Tokens")
@@ -45,6 +45,17 @@ def token_pairs(
     tokenizer = ConversationTokenizer(experiment.policy.folder, chat=data.chat)
     examples = _each(role, load_preferences(data).rows, tokenizer.preference)
     fitted = fit_pairs(examples, max_tokens=example_limit(data.max_tokens, context_tokens), overlong=data.overlong)
+    _tell(data, fitted.counts)
+    return fitted.examples
+
+
+def token_steps(
+    role: Role, experiment: SupervisedExperiment, data: StepData, context_tokens: int | None
+) -> Sequence[TokenSteps]:
+    """As `token_demonstrations`."""
+    tokenizer = ConversationTokenizer(experiment.policy.folder, chat=data.chat)
+    examples = _each(role, load_steps(data).rows, lambda row: tokenizer.steps(row, separator=data.separator))
+    fitted = fit_steps(examples, max_tokens=example_limit(data.max_tokens, context_tokens), overlong=data.overlong)
     _tell(data, fitted.counts)
     return fitted.examples
 

@@ -20,9 +20,9 @@ from towline.rollout.rewards.compatible import refuse_impossible, refuse_slow_te
 from towline.rollout.rewards.config import RewardConfig
 from towline.storage.config import StrictModel
 from towline.storage.data_config import DataConfig
-from towline.storage.example_config import DemonstrationData, PreferenceData
+from towline.storage.example_config import DemonstrationData, PreferenceData, StepData
 from towline.trainer.config import DpoPolicyConfig, ModelConfig, PolicyConfig, TrainerConfig
-from towline.trainer.supervised_config import DpoConfig, RewardModelConfig, SftConfig
+from towline.trainer.supervised_config import DpoConfig, RewardModelConfig, SftConfig, StepRewardConfig
 
 
 class _Experiment(StrictModel):
@@ -205,14 +205,27 @@ class RewardModelExperiment(_SupervisedExperiment):
     @model_validator(mode="after")
     def _steps_can_be_taken(self) -> "RewardModelExperiment":
         _refuse_impossible_steps(self)
-        if self.trainer.lora is not None:
-            raise ValueError(
-                "[trainer.lora] does not go with a reward model yet: its head is new and would be frozen. Leave it out"
-            )
+        _refuse_adapters(self.trainer)
         return self
 
 
-SupervisedExperiment = SftExperiment | DpoExperiment | RewardModelExperiment
+class StepRewardExperiment(_SupervisedExperiment):
+    """A reward model of steps, from steps that were judged."""
+
+    objective: Literal["reward_model"]
+    policy: ModelConfig
+    data: StepData
+    trainer: StepRewardConfig
+    evaluation: ExampleEvaluationConfig[StepData] | None = None
+
+    @model_validator(mode="after")
+    def _steps_can_be_taken(self) -> "StepRewardExperiment":
+        _refuse_impossible_steps(self)
+        _refuse_adapters(self.trainer)
+        return self
+
+
+SupervisedExperiment = SftExperiment | DpoExperiment | RewardModelExperiment | StepRewardExperiment
 ExperimentConfig = SupervisedExperiment | GrpoExperiment
 
 
@@ -229,6 +242,13 @@ def _refuse_impossible_steps(experiment: SupervisedExperiment) -> None:
                 "trainer.precision": (trainer.precision, "float32"),
                 "local.trainer_threads": (experiment.local.trainer_threads, 1),
             }
+        )
+
+
+def _refuse_adapters(trainer: RewardModelConfig | StepRewardConfig) -> None:
+    if trainer.lora is not None:
+        raise ValueError(
+            "[trainer.lora] does not go with a reward model yet: its head is new and would be frozen. Leave it out"
         )
 
 

@@ -7,9 +7,9 @@ from pydantic import Field
 
 from towline.storage.config import ConfigPath, StrictModel
 from towline.storage.data_config import DataConfig
-from towline.storage.example_config import DemonstrationData, PreferenceData
+from towline.storage.example_config import DemonstrationData, PreferenceData, StepData
 
-Examples = TypeVar("Examples", DemonstrationData, PreferenceData)
+Examples = TypeVar("Examples", DemonstrationData, PreferenceData, StepData)
 
 
 class RunConfig(StrictModel):

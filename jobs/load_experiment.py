@@ -3,7 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -13,6 +13,7 @@ from towline.jobs.experiment import (
     GrpoExperiment,
     RewardModelExperiment,
     SftExperiment,
+    StepRewardExperiment,
 )
 from towline.jobs.experiment_errors import describe_errors, key_lines, read_toml
 from towline.storage.errors import ConfigError
@@ -68,19 +69,26 @@ def override_experiment(experiment: T, overrides: tuple[str, ...]) -> T:
 
 def recorded_experiment(text: str) -> ExperimentConfig:
     """The resolved experiment that a run folder keeps, from its JSON."""
-    return OBJECTIVES[json.loads(text)["objective"]].model_validate_json(text)
+    return _class_of(json.loads(text)).model_validate_json(text)
 
 
 def _kind(path: Path, text: str, overridden: set[str], raw: dict[str, Any]) -> type[ExperimentConfig]:
     """Which fields there are depends on the objective, so that is read first."""
     found, expected = raw.get("objective"), ", ".join(map(json.dumps, OBJECTIVES))
     if isinstance(found, str) and found in OBJECTIVES:
-        return OBJECTIVES[found]
+        return _class_of(raw)
     line = key_lines(text).get("objective", 1)
     where = "-o" if "objective" in overridden else f"{path.name}:{line}"
     if found is None:
         raise ConfigError(f"{where}: objective is missing; expected one of {expected}.")
     raise ConfigError(f"{where}: objective: expected one of {expected} (found {found!r}).")
+
+
+def _class_of(raw: dict[str, Any]) -> type[ExperimentConfig]:
+    """A reward model's data are pairs, or judged steps, as its head says."""
+    trainer: Any = raw.get("trainer")
+    is_of_steps = isinstance(trainer, dict) and cast(dict[str, Any], trainer).get("head") == "process"
+    return StepRewardExperiment if raw["objective"] == "reward_model" and is_of_steps else OBJECTIVES[raw["objective"]]
 
 
 def _override(raw: dict[str, Any], item: str) -> str:

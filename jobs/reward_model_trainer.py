@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from towline.jobs.example_data import context_tokens, data_hash, example_schedule, token_pairs
 from towline.jobs.example_trainer import ExampleTrainer, HeldOutValues
-from towline.jobs.experiment import RewardModelExperiment
+from towline.jobs.experiment import RewardModelExperiment, StepRewardExperiment
 from towline.jobs.role import Role
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.pair_step import plan_pair_step
@@ -20,17 +20,8 @@ from towline.trainer.token_examples import TokenPair
 
 
 def train_on_comparisons(role: Role, experiment: RewardModelExperiment, resume_step: int | None) -> None:
-    trainer = experiment.trainer
-    model = load_reward_model(
-        experiment.policy.folder,
-        precision=trainer.precision,
-        head_seed=experiment.seed,
-        gradient_checkpointing=trainer.gradient_checkpointing,
-        packing=trainer.packing,
-    )
-    engine = DeepSpeedEngine(model, trainer)
-    role.heartbeat.beat("loaded")
-    limit = context_tokens(model.model)
+    trainer, engine = experiment.trainer, load_scoring_engine(role, experiment)
+    limit = context_tokens(engine.policy.model)
     pairs = token_pairs(role, experiment, experiment.data, limit)
     schedule = example_schedule(len(pairs), experiment)
     objective = PairReward(
@@ -72,6 +63,22 @@ def train_on_comparisons(role: Role, experiment: RewardModelExperiment, resume_s
         every=None if evaluation is None else evaluation.every,
         evaluate=evaluate if held_out else None,
     ).run()
+
+
+def load_scoring_engine(
+    role: Role, experiment: RewardModelExperiment | StepRewardExperiment
+) -> DeepSpeedEngine[RewardModel]:
+    trainer = experiment.trainer
+    model = load_reward_model(
+        experiment.policy.folder,
+        precision=trainer.precision,
+        head_seed=experiment.seed,
+        gradient_checkpointing=trainer.gradient_checkpointing,
+        packing=trainer.packing,
+    )
+    engine = DeepSpeedEngine(model, trainer)
+    role.heartbeat.beat("loaded")
+    return engine
 
 
 def _scores(

@@ -6,9 +6,9 @@ from typing import Any
 from towline.rollout.evaluation.statistics import Interval
 
 Row = Mapping[str, Any]
-EXAMPLE_LOSSES = {"loss/nll": "nll", "loss/preference": "loss"}
+EXAMPLE_LOSSES = {"loss/nll": "nll", "loss/preference": "loss", "loss/step_labels": "loss"}
 """Metric → its name in a line, of objectives that learn from given examples."""
-MEASURES = {"nll": "nll", "win_rate": "win rate", "accuracy": "pair accuracy"}
+MEASURES = {"nll": "nll", "win_rate": "win rate", "accuracy": "pair accuracy", "step_accuracy": "step accuracy"}
 """What is measured on held-out examples → its name in a line."""
 
 

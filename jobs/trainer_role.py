@@ -6,7 +6,13 @@ import random
 import numpy as np
 import torch
 
-from towline.jobs.experiment import DpoExperiment, GrpoExperiment, RewardModelExperiment, SftExperiment
+from towline.jobs.experiment import (
+    DpoExperiment,
+    GrpoExperiment,
+    RewardModelExperiment,
+    SftExperiment,
+    StepRewardExperiment,
+)
 from towline.jobs.launched import launched_rank
 from towline.jobs.rendezvous import World, find_world, join_trainer_group
 from towline.jobs.role import Role, run_role
@@ -39,6 +45,10 @@ def train_run(role: Role, world: World) -> None:
             from towline.jobs.reward_model_trainer import train_on_comparisons
 
             train_on_comparisons(role, experiment, resume_step)
+        case StepRewardExperiment() as experiment:
+            from towline.jobs.step_reward_trainer import train_on_judged_steps
+
+            train_on_judged_steps(role, experiment, resume_step)
 
 
 def _seed_everything(seed: int, *, is_deterministic: bool) -> None:

@@ -3,19 +3,25 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from towline.jobs.experiment import DpoExperiment, RewardModelExperiment, SftExperiment, SupervisedExperiment
+from towline.jobs.experiment import (
+    DpoExperiment,
+    RewardModelExperiment,
+    SftExperiment,
+    StepRewardExperiment,
+    SupervisedExperiment,
+)
 from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.findings import Examples, Findings
 from towline.launcher.plan import trainer_plan
 from towline.launcher.tokenized_examples import tokenize_examples
 from towline.launcher.tokenized_prompts import can_tokenize
 from towline.storage.errors import InputError
-from towline.storage.example_config import DemonstrationData, PreferenceData
-from towline.storage.examples import ExampleDataset, leakage, survey_demonstrations, survey_preferences
-from towline.storage.records import Demonstration, Preference
+from towline.storage.example_config import DemonstrationData, PreferenceData, StepData
+from towline.storage.examples import ExampleDataset, leakage, survey_demonstrations, survey_preferences, survey_steps
+from towline.storage.records import Demonstration, LabelledSteps, Preference
 
-Config = TypeVar("Config", DemonstrationData, PreferenceData)
-Example = TypeVar("Example", Demonstration, Preference)
+Config = TypeVar("Config", DemonstrationData, PreferenceData, StepData)
+Example = TypeVar("Example", Demonstration, Preference, LabelledSteps)
 
 BETA_RANGE = (0.05, 0.5)
 """Of DPO, where it is usually of use."""
@@ -28,6 +34,8 @@ def look_at_examples(found: Findings, file: ExperimentFile, experiment: Supervis
             _look_at_data(found, data, evaluation.data if evaluation else None, survey_demonstrations)
         case DpoExperiment(data=data, evaluation=evaluation) | RewardModelExperiment(data=data, evaluation=evaluation):
             _look_at_data(found, data, evaluation.data if evaluation else None, survey_preferences)
+        case StepRewardExperiment(data=data, evaluation=evaluation):
+            _look_at_data(found, data, evaluation.data if evaluation else None, survey_steps)
     _tokenize(found, experiment)
     _look_at_batch(found, file, experiment)
     if isinstance(experiment, DpoExperiment):

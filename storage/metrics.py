@@ -24,6 +24,8 @@ METRICS: dict[str, str] = {
     "loss/policy": "the loss that was minimised, mean over the inner steps",
     "loss/nll": "negative log-likelihood of the trained tokens, nats a token; with its label smoothing",
     "loss/preference": "the loss of pairs that was minimised, mean over the pairs of the step",
+    "loss/step_labels": "cross entropy of the judged steps, nats a step",
+    "steps/accuracy": "fraction of the judged steps whose score has the sign of their label",
     "preference/chosen_reward": "mean reward of the chosen completions: beta x log-ratio (DPO), or score",
     "preference/rejected_reward": "the same of the rejected ones",
     "preference/margin": "mean difference of the two",

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from towline.trainer.config import EngineConfig
+from towline.trainer.packed_model import PackedModel
 from towline.trainer.packing import PackedBatch, TokenSequence
 from towline.trainer.packing_plan import PackingPlan, Piece
 from towline.trainer.packing_rows import lay_out
 from towline.trainer.packing_step import plan_step
-from towline.trainer.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ExampleStep:
 
 
 def plan_examples(
-    sequences: Sequence[TokenSequence], groups: Sequence[int], config: EngineConfig, policy: Policy
+    sequences: Sequence[TokenSequence], groups: Sequence[int], config: EngineConfig, model: PackedModel
 ) -> ExampleStep:
     """
     Args:
@@ -56,8 +56,8 @@ def plan_examples(
         num_ranks=dist.get_world_size(),
         max_tokens=config.max_tokens_per_microbatch,
         packing=config.packing,
-        shares_prompts=policy.shares_prompts,
-        work=policy.work,
+        shares_prompts=model.shares_prompts,
+        work=model.work,
     )
     return ExampleStep(sequences=sequences, pieces=pieces, plan=plan)
 

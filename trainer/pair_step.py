@@ -2,26 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch.distributed as dist
 
 from towline.trainer.config import EngineConfig
+from towline.trainer.packed_model import PackedModel
 from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_pairs import lay_out_pairs, plan_pairs
 from towline.trainer.packing_plan import PackingPlan
-from towline.trainer.packing_work import WorkModel
 from towline.trainer.token_examples import TokenPair
-
-
-class PairModel(Protocol):
-    """A policy or a reward model."""
-
-    @property
-    def shares_prompts(self) -> bool: ...
-
-    @property
-    def work(self) -> WorkModel: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +39,7 @@ class PairStep:
         }
 
 
-def plan_pair_step(pairs: Sequence[TokenPair], config: EngineConfig, model: PairModel) -> PairStep:
+def plan_pair_step(pairs: Sequence[TokenPair], config: EngineConfig, model: PackedModel) -> PairStep:
     plan = plan_pairs(
         [pair.chosen.num_prompt_tokens for pair in pairs],
         [num_completion_tokens(pair)[0] for pair in pairs],

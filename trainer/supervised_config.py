@@ -20,8 +20,15 @@ class SftConfig(SupervisedConfig):
 
 
 class RewardModelConfig(SupervisedConfig):
+    head: Literal["outcome"] = "outcome"
+    """One score a completion, from pairs (Bradley-Terry). With head = "process" it is one a step, from judged steps."""
     centring: float = Field(default=0.0, ge=0)
     """Weight of (chosen + rejected score)^2, which draws scores to a mean of 0."""
+
+
+class StepRewardConfig(SupervisedConfig):
+    head: Literal["process"]
+    """One score a step, from steps that were judged right or wrong."""
 
 
 class DpoConfig(SupervisedConfig):
