@@ -16,20 +16,22 @@ _OF_AN_ATTEMPT = ("check/split_", "check/still_")
 """Measured where an attempt starts."""
 
 
-def differences(one: Path, other: Path) -> list[str]:
-    """What differs between two run folders: metrics, evaluations, ledger, newest checkpoint."""
+def differences(one: Path, other: Path, *, without: tuple[str, ...] = ("evaluations",)) -> list[str]:
+    """What differs between two run folders: metrics, evaluations, ledger, newest checkpoint.
+
+    Args:
+        without: what the runs may both lack.
+    """
     parts = {
         "metrics": _rows,
         "evaluations": lambda run: _rows(run, "evaluations.jsonl"),
         "ledger": _ledger,
         "checkpoint": _checkpoint,
     }
-    # A run on given examples generates nothing.
-    may_lack = {"evaluations"} if (one / "rollouts").exists() else {"evaluations", "ledger"}
     found: list[str] = []
     for name, read in parts.items():
         mine, theirs = read(one), read(other)
-        assert mine or name in may_lack, f"{one} has no {name}"
+        assert mine or name in without, f"{one} has no {name}"
         found += [f"{name}: {key}" for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
     return found
 
