@@ -78,10 +78,17 @@ class DeepSpeedEngine(Generic[Trained]):
         return self._engine(batch, with_entropy=with_entropy)
 
     def forward_with_loss(
-        self, batch: PackedBatch, token_loss: TokenLoss, *, with_entropy: bool = True, label_smoothing: float = 0.0
+        self,
+        batch: PackedBatch,
+        token_loss: TokenLoss,
+        *,
+        with_entropy: bool = True,
+        label_smoothing: float = 0.0,
+        groups: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, log-probs and entropies in one pass over the logits, see `Policy.forward`; one backward may follow."""
-        return self._engine(batch, with_entropy=with_entropy, token_loss=token_loss, label_smoothing=label_smoothing)
+        options = {"with_entropy": with_entropy, "label_smoothing": label_smoothing, "groups": groups}
+        return self._engine(batch, token_loss=token_loss, **options)
 
     def scores(self, batch: PackedBatch, positions_S: NDArray[np.int64]) -> Tensor:
         """Of a reward model at these positions, see `RewardModel.forward`."""

@@ -92,7 +92,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if softmax.entropy_C is not None:
                 entropy_T[chunk] = softmax.entropy_C
 
-        for chunk in chunks(len(hidden_TD), chunk_tokens):
+        for chunk in chunks(slice(0, len(hidden_TD)), chunk_tokens):
             process(chunk)
         ctx.save_for_backward(hidden_TD, head_weight_VD, head_bias_V, targets_T, log_normaliser_T)
         ctx.transform, ctx.temperature, ctx.chunk_tokens = transform, temperature, chunk_tokens
@@ -120,7 +120,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_CV.mul_(cap_slope_CV)
             gradients.add(head, chunk, grad_CV)
 
-        for chunk in chunks(len(hidden_TD), ctx.chunk_tokens):
+        for chunk in chunks(slice(0, len(hidden_TD)), ctx.chunk_tokens):
             process(chunk)
         weight_VD, bias_V = gradients.weight_VD, gradients.bias_V
         return (

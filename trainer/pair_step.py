@@ -1,9 +1,11 @@
 """The micro-batches of one optimiser step on pairs; both completions of a pair are in one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch.distributed as dist
+from torch import Tensor
 
 from towline.trainer.config import EngineConfig
 from towline.trainer.packed_model import PackedModel
@@ -51,6 +53,23 @@ def plan_pair_step(pairs: Sequence[TokenPair], config: EngineConfig, model: Pack
         work=model.work,
     )
     return PairStep(pairs=pairs, plan=plan, shares_prompts=model.shares_prompts)
+
+
+def of_pairs(
+    pair_loss: Callable[[Sequence[int], Tensor], Tensor], members: Sequence[int], sizes: Sequence[int]
+) -> Callable[[Tensor, slice], Tensor]:
+    """A loss of some pairs, given their numbers and log-probs, as a loss of a stretch of tokens that holds whole pairs.
+
+    Args:
+        members: the numbers of a micro-batch's pairs, in order.
+        sizes: completion tokens of each, >= 1.
+    """
+    bounds = [0, *accumulate(sizes)]
+
+    def loss(logprobs_C: Tensor, tokens: slice) -> Tensor:
+        return pair_loss(members[bounds.index(tokens.start) : bounds.index(tokens.stop)], logprobs_C)
+
+    return loss
 
 
 def num_completion_tokens(pair: TokenPair) -> tuple[int, int]:

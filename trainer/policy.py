@@ -4,7 +4,7 @@ T = tokens of the batch, N = its completion tokens, D = model dim, V = vocabular
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -68,7 +68,13 @@ class Policy(nn.Module):
 
     @overload
     def forward(
-        self, batch: PackedBatch, *, with_entropy: bool = False, token_loss: TokenLoss, label_smoothing: float = 0.0
+        self,
+        batch: PackedBatch,
+        *,
+        with_entropy: bool = False,
+        token_loss: TokenLoss,
+        label_smoothing: float = 0.0,
+        groups: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def forward(
@@ -78,13 +84,14 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         token_loss: TokenLoss | None = None,
         label_smoothing: float = 0.0,
+        groups: Sequence[int] | None = None,
     ) -> tuple[Tensor, ...]:
         """Return log-probs at the sampling temperature and, if wanted, entropies (nats); both [N] float32.
 
         Args:
-            token_loss: of each completion token by itself; before the two comes then the sum of it, and it alone
-                carries gradients, see `fused_loss`.
-            label_smoothing: of `token_loss`, see `fused_loss.fused_token_loss`.
+            token_loss: of each completion token by itself, or of `groups` of neighbours; before the two comes then the
+                sum of it, and it alone carries gradients, see `fused_loss`.
+            label_smoothing, groups: of `token_loss`, see `fused_loss.fused_token_loss`.
         """
         device = next(self.model.parameters()).device
         assert self.shares_prompts or not batch.shares_prompts, "pieces were cut with shares_prompts, see Policy"
@@ -100,9 +107,10 @@ class Policy(nn.Module):
             "transform": self._transform,
         }
         if token_loss is not None:
-            options |= {"with_entropy": with_entropy, "label_smoothing": label_smoothing}
+            options |= {"with_entropy": with_entropy, "label_smoothing": label_smoothing, "groups": groups}
             return fused_token_loss(hidden_ND, weight_VD, targets_N, token_loss, **options)
         assert label_smoothing == 0, "label_smoothing is of a token_loss, found none"
+        assert groups is None, "groups are of a token_loss, found none"
         if with_entropy:
             return token_logprobs_and_entropy(hidden_ND, weight_VD, targets_N, **options)
         logprobs_N = token_logprobs(hidden_ND, weight_VD, targets_N, **options)

@@ -51,6 +51,7 @@ def chunk_softmax(
     )
 
 
-def chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:
-    """Cut the tokens into chunks of `chunk_tokens`; the last may be shorter."""
-    return [slice(start, min(start + chunk_tokens, num_tokens)) for start in range(0, num_tokens, chunk_tokens)]
+def chunks(tokens: slice, chunk_tokens: int) -> list[slice]:
+    """Cut a stretch of tokens into chunks of `chunk_tokens`; the last may be shorter."""
+    starts = range(tokens.start, tokens.stop, chunk_tokens)
+    return [slice(start, min(start + chunk_tokens, tokens.stop)) for start in starts]

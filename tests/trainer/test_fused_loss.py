@@ -251,3 +251,74 @@ def test_smoothed_labels_need_no_second_buffer_of_a_chunk():
     with Buffers():
         smoothed(hidden_TD, weight_VD, targets_T, 0.1)
     assert len(buffers) == 1
+
+
+# --- groups ------------------------------------------------------------------------------------------------------
+
+GROUPS = [4, 1, 9, 2, 7]
+
+
+def group_loss(logprobs_C, sizes):
+    """Not a sum over tokens: of each group the square of its sum."""
+    return torch.stack([part.sum() ** 2 for part in logprobs_C.split(sizes)]).sum()
+
+
+@pytest.mark.parametrize("transform", [PLAIN, HeadTransform(multiplier=2, softcap=3.0)])
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 5, 8, 23, 512])
+@pytest.mark.parametrize(("dtype", "relative"), EXACT)
+def test_a_loss_of_groups_is_that_of_two_passes_however_long_a_chunk_is(dtype, relative, chunk_tokens, transform):
+    *leaves, targets_T = inputs(dtype=dtype)
+    hidden_TD, weight_VD, bias_V = leaves
+    ends = torch.tensor([0, *GROUPS]).cumsum(0).tolist()
+    seen = []
+
+    def loss(logprobs_C, tokens):
+        seen.append(tokens)
+        return group_loss(logprobs_C, GROUPS[ends.index(tokens.start) : ends.index(tokens.stop)])
+
+    options = {"head_bias_V": bias_V, "transform": transform, "chunk_tokens": chunk_tokens}
+    total, logprobs_T, _ = fused_token_loss(
+        hidden_TD, weight_VD, targets_T, differentiated(loss), groups=GROUPS, **options
+    )
+    wanted_T = token_logprobs(hidden_TD, weight_VD, targets_T, **options)
+    wanted = group_loss(wanted_T, GROUPS)
+    assert_equal([total, logprobs_T], [wanted, wanted_T], relative)
+    assert_equal(torch.autograd.grad(total, leaves), torch.autograd.grad(wanted, leaves), 10 * relative)
+    assert [part.start for part in seen] == [0, *(part.stop for part in seen[:-1])]
+    assert all(part.stop - part.start <= max(chunk_tokens, *GROUPS) for part in seen)
+
+
+def test_smoothed_labels_and_entropies_of_a_group_longer_than_a_chunk():
+    *leaves, targets_T = inputs()
+    hidden_TD, weight_VD, _ = leaves
+
+    def found(chunk_tokens):
+        results = fused_token_loss(
+            hidden_TD, weight_VD, targets_T, differentiated(lambda logprobs_C, _: logprobs_C.sum() ** 2),
+            groups=[23], chunk_tokens=chunk_tokens, label_smoothing=0.1, with_entropy=True,
+        )  # fmt: skip
+        return *results, *torch.autograd.grad(results[0], leaves[:2])
+
+    assert_equal(found(5), found(512), 1e-12)
+
+
+def test_the_logits_of_groups_that_fit_into_a_chunk_are_computed_once():
+    hidden_TD, weight_VD, _, targets_T = inputs()
+    products = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) and result.shape[-1] == len(weight_VD):
+                products.append(len(result))
+            return result
+
+    def count(chunk_tokens):
+        products.clear()
+        loss = differentiated(lambda logprobs_C, _: logprobs_C.sum() ** 2)
+        with Count():
+            fused_token_loss(hidden_TD, weight_VD, targets_T, loss, groups=GROUPS, chunk_tokens=chunk_tokens)
+        return list(products)
+
+    assert count(10) == [5, 9, 9]  # 4 + 1, 9, 2 + 7
+    assert count(5) == [5, 5, 4, 5, 2, 5, 2, 5]  # 9 as 5 and 4, then the 5 again; 2; 7 as 5 and 2, the 5 again
