@@ -61,6 +61,8 @@ class DeepSpeedEngine(Generic[Trained]):
             lr=config.learning_rate,
             betas=config.adam_betas,
             weight_decay=config.weight_decay,
+            # One pass over the numbers of a weight; on CPU torch's choice is a dozen.
+            fused=True if not torch.cuda.is_available() else None,
         )
         # Any: what is behind it depends on the ZeRO stage.
         self._engine: Any = deepspeed.initialize(
@@ -71,6 +73,9 @@ class DeepSpeedEngine(Generic[Trained]):
             # it would end the run ("tracing error") when they were sharded again.
             for parameter in policy.direct_parameters:
                 deepspeed.zero.register_external_parameter(policy, parameter)
+        if self._world_size == 1:
+            # Nothing to add up: it would copy all gradients into one tensor and back.
+            self._engine.allreduce_and_copy = lambda *_, **__: None
         self._weights = model_weights(policy.model)
         self._adapters = adapter_parameters(policy.model)
 
