@@ -88,7 +88,10 @@ def varlen_attention(
     outputs_HLK: list[Tensor] = []
     for own in _calls(lengths, sees):
         start, length = sees[own.start]
-        if length == 0:
+        if length == 0 and own.stop - own.start == 1:
+            query, key, value = (parts[own.start][None] for parts in (queries, keys, values))
+            outputs_HLK.append(scaled_dot_product_attention(query, key, value, is_causal=True, **options)[0])
+        elif length == 0:
             query, key, value = (torch.stack(parts[own]) for parts in (queries, keys, values))
             outputs_HLK += scaled_dot_product_attention(query, key, value, is_causal=True, **options).unbind()
         else:
