@@ -100,8 +100,11 @@ class HeadGradients:
     ) -> None:
         sum_dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
         self._states_TD = hidden_TD
-        self.hidden_TD = torch.zeros_like(hidden_TD) if wants[0] else None
-        self.weight_VD = torch.zeros_like(weight_VD, dtype=sum_dtype) if wants[1] else None
+        # The first chunk overwrites; without any the sums are 0.
+        self._is_first = len(hidden_TD) > 0
+        make = torch.empty_like if self._is_first else torch.zeros_like
+        self.hidden_TD = make(hidden_TD) if wants[0] else None
+        self.weight_VD = make(weight_VD, dtype=sum_dtype) if wants[1] else None
         self.bias_V = torch.zeros_like(bias_V, dtype=sum_dtype) if bias_V is not None and wants[2] else None
 
     def add(self, head: Head, chunk: slice, grad_CV: Tensor) -> None:
@@ -111,8 +114,13 @@ class HeadGradients:
             self.bias_V += grad_CV.sum(0)
         grad_CV = grad_CV.to(hidden_CD.dtype)
         if self.hidden_TD is not None:
-            self.hidden_TD[chunk] = grad_CV @ head.weight_VD
+            torch.mm(grad_CV, head.weight_VD, out=self.hidden_TD[chunk])
         if self.weight_VD is not None and self.weight_VD.dtype == hidden_CD.dtype:
-            self.weight_VD.addmm_(grad_CV.T, hidden_CD)
+            self.weight_VD.addmm_(grad_CV.T, hidden_CD, beta=0 if self._is_first else 1)
         elif self.weight_VD is not None:
-            self.weight_VD += grad_CV.T @ hidden_CD
+            chunk_VD = grad_CV.T @ hidden_CD
+            if self._is_first:
+                self.weight_VD.copy_(chunk_VD)
+            else:
+                self.weight_VD += chunk_VD
+        self._is_first = False
