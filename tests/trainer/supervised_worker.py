@@ -34,7 +34,7 @@ from towline.trainer.supervised_config import DpoConfig, RewardModelConfig, SftC
 from towline.trainer.token_examples import TokenExample, TokenPair
 
 STAGES = (0, 2, 3)
-MICRO, WHOLE = 24, 4096
+MICRO, WHOLE = 16, 4096
 """Tokens of a micro-batch: of one or two examples, or of all."""
 USUAL: dict[str, Any] = {
     "batch_size": 1, "learning_rate": 1e-3, "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.5,
@@ -107,6 +107,8 @@ class Trainer:
     def __init__(self, folder: Path, examples: Examples) -> None:
         self.folder, self.examples = folder, examples
         self._models: dict[tuple[str, str, str], Any] = {}
+        self.begun: list[str] = []
+        """A phase for each micro-batch of this rank."""
 
     def engine(self, config: Any, folder: str = "policy") -> RecordingEngine:
         return RecordingEngine(copy.deepcopy(self._model(config, folder)), config)
@@ -134,9 +136,10 @@ class Trainer:
             with torch.no_grad():
                 engine._local(next(engine.policy.parameters())).fill_(torch.nan)
         trained = self._objective(engine, config, scenario)
+        self.begun.clear()
         if scenario.kind == "nan":
             return {"said": self._refusal(trained)}, {}
-        metrics = trained.take_step(STEP)
+        metrics = trained.take_step(STEP) | {"micro_batches": len(self.begun)}
         is_compared = config.precision == "float32" and scenario.kind != "at-reference"
         return metrics, engine.gradients | engine.weights() if is_compared else {}
 
@@ -150,7 +153,7 @@ class Trainer:
         rows = range(len(pairs)) if scenario.rows is None else scenario.rows
         rest: dict[str, Any] = {
             "engine": engine, "config": config, "rows": {STEP: rows}.__getitem__, "total_steps": TOTAL_STEPS,
-            "on_progress": lambda phase: None,
+            "on_progress": self.begun.append,
         }  # fmt: skip
         match config:
             case SftConfig():
