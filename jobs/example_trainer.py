@@ -66,8 +66,9 @@ class ExampleTrainer:
             self._metrics = MetricsWriter(role.run.metrics, role.run.tensorboard, first_step=first)
         role.heartbeat.beat("ready")
         agreement = Agreement(role, has_lost_every_engine=lambda: False, publish_again=lambda: None)
-        if first == 0:
-            self._evaluate(0)
+        # One that an attempt before was ended in is made up for.
+        if first == 0 or self._is_due(first):
+            self._evaluate(first)
         next_step = train(
             self.objective,
             steps=range(first, role.experiment.steps),
@@ -84,8 +85,11 @@ class ExampleTrainer:
             self._metrics.write(step, metrics)
         if (step + 1) % experiment.trainer.checkpoint_every == 0:
             self._save(step + 1)
-        if self.every is not None and (step + 1) % self.every == 0 and step + 1 < experiment.steps:
+        if self._is_due(step + 1) and step + 1 < experiment.steps:
             self._evaluate(step + 1)
+
+    def _is_due(self, version: int) -> bool:
+        return self.every is not None and version % self.every == 0
 
     def _close(self, next_step: int) -> None:
         """Leave a checkpoint, and judge the last version unless stopped."""
@@ -103,14 +107,16 @@ class ExampleTrainer:
         self._saved = step
 
     def _evaluate(self, version: int) -> None:
-        if self.evaluate is None:
+        run = self.role.run
+        # An earlier attempt may have judged it.
+        is_known = [any(known["version"] == version for known in read_jsonl(run.evaluations))]
+        dist.broadcast_object_list(is_known, src=0)
+        if self.evaluate is None or is_known[0]:
             return
         self.role.heartbeat.beat("evaluate")
         began = time.monotonic()
         found = self.evaluate()
-        run = self.role.run
-        # An earlier attempt may have judged it.
-        if dist.get_rank() > 0 or any(known["version"] == version for known in read_jsonl(run.evaluations)):
+        if dist.get_rank() > 0:
             return
         keep_held_out(run, version, found.sums, found.sizes)
         interval = _interval(found.sums.tolist(), found.sizes)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from towline.jobs.experiment import DpoExperiment, ExperimentConfig, GrpoExperiment
 from towline.storage.checkpoints import TrainingState, model_identity
+from towline.trainer.config import EngineConfig
 
 
 def training_state(
@@ -30,7 +31,11 @@ def training_state(
         ranks=dist.get_world_size(),
         zero_stage=trainer.zero_stage,
         precision=trainer.precision,
-        optimizer={"adam_betas": list(trainer.adam_betas), "weight_decay": trainer.weight_decay},
+        optimizer={
+            "adam_betas": list(trainer.adam_betas),
+            "weight_decay": trainer.weight_decay,
+            **_loss_settings(experiment),
+        },
         lora="" if trainer.lora is None else trainer.lora.model_dump_json(),
     )
 
@@ -48,6 +53,14 @@ def reference_identity(experiment: ExperimentConfig, step: int) -> str:
     is_int8 = experiment.policy.reference == "int8" and experiment.trainer.kl_beta > 0
     refreshed = "" if version is None else f", refreshed at step {version}"
     return folder + refreshed + (", int8" if is_int8 else "")
+
+
+def _loss_settings(experiment: ExperimentConfig) -> dict[str, float | str]:
+    """What else an objective on given examples says of its loss: another one would go on with the moments of this."""
+    if isinstance(experiment, GrpoExperiment):
+        return {}
+    own = type(experiment.trainer).model_fields.keys() - EngineConfig.model_fields.keys() - {"batch_size", "beta"}
+    return {name: getattr(experiment.trainer, name) for name in sorted(own)}
 
 
 def _kl_beta(experiment: ExperimentConfig) -> float:

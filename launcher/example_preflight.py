@@ -53,6 +53,8 @@ def _look_at_data(
         found.train_examples = Examples(key="data", data=learned, overlong=train.overlong)
     if held_out is not None and kept is not None:
         found.held_out_examples = Examples(key="evaluation.data", data=kept, overlong=held_out.overlong)
+    if kept is not None and len(kept.rows) < 2:
+        found.problems.append("evaluation.data: one example has no interval: hold out at least two, better hundreds.")
     if learned is not None and kept is not None:
         _look_for_leakage(found, learned, kept)
 

@@ -56,7 +56,8 @@ class EngineConfig(StrictModel):
     learning_rate: float = Field(gt=0)
     """Peak learning rate of AdamW."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Inner steps over which the learning rate rises linearly; constant afterwards."""
+    """Optimiser steps over which the learning rate rises linearly; then it is constant, or follows trainer.schedule
+    where the objective has one."""
     weight_decay: float = Field(default=0.0, ge=0)
     adam_betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = Field(default=1.0, gt=0)

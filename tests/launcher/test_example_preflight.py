@@ -30,7 +30,7 @@ chat = false
 root = "runs"
 """
 TRAIN = [("a b", " c d"), ("c d", " e f"), ("e f", " a b")]
-HELD_OUT = [("x y", " z")]
+HELD_OUT = [("x y", " z"), ("y z", " x")]
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def test_the_report_shows_three_examples_with_what_is_learned(examples) -> None:
 def test_pairs_are_read_for_dpo_and_reward_models(examples) -> None:
     pairs = [(prompt, chosen, " x") for prompt, chosen in TRAIN]
     for objective in ("dpo", "reward_model"):
-        found = examples(objective, pairs, [("x y", " z", " a")]).look()
+        found = examples(objective, pairs, [("x y", " z", " a"), ("y z", " x", " a")]).look()
         assert (found.problems, found.warnings) == ([], [])
         assert len(found.train_examples.data.rows) == 3
 
 
 def test_a_beta_out_of_the_usual_range_is_a_warning_with_its_reason(examples) -> None:
-    project = examples("dpo", [("a", " b", " c"), ("b", " c", " d")], [("x", " y", " z")])
+    project = examples("dpo", [("a", " b", " c"), ("b", " c", " d")], [("x", " y", " z"), ("y", " z", " x")])
     (warning,) = project.look("trainer.beta=0.01").warnings
     assert warning.startswith("-o: trainer.beta = 0.01 is outside 0.05 to 0.5: so small a beta")
     (warning,) = project.look("trainer.beta=2.0").warnings
@@ -89,9 +89,14 @@ def test_a_batch_larger_than_the_data_is_a_problem(examples) -> None:
 
 def test_held_out_prompts_that_are_trained_on_are_told(examples) -> None:
     (warning,) = examples(held_out=[*HELD_OUT, TRAIN[0]]).look().warnings
-    assert warning.startswith("evaluation.data: 1 of 2 held-out prompts are also in data.train")
+    assert warning.startswith("evaluation.data: 1 of 3 held-out prompts are also in data.train")
     (problem,) = examples(held_out=TRAIN[:2]).look().problems
     assert "2 of 2 held-out prompts are also in data.train: an evaluation on them measures memory" in problem
+
+
+def test_one_held_out_example_is_too_few(examples) -> None:
+    (problem,) = examples(held_out=HELD_OUT[:1]).look().problems
+    assert problem.startswith("evaluation.data: one example has no interval")
 
 
 def test_a_row_that_makes_no_example_is_named_with_its_line(examples) -> None:
