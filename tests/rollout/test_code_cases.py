@@ -229,7 +229,9 @@ def test_memory_is_bounded(case: str) -> None:
     with nothing_left(), growing_less_than(200):
         with within(limits.seconds + SLACK_S):
             found = verdict(HOGS[case], limits)
-        assert (found.value, "MemoryError" in found.detail) == (0.0, case in REFUSED_AT_ONCE), found
+        assert found.value == 0.0, found
+        # Of the others it depends on what the interpreter itself takes, where the bound is met.
+        assert "MemoryError" in found.detail or case not in REFUSED_AT_ONCE, found
         assert_the_next_is_right()
 
 
