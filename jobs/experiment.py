@@ -22,7 +22,7 @@ from towline.storage.config import StrictModel
 from towline.storage.data_config import DataConfig
 from towline.storage.example_config import DemonstrationData, PreferenceData, StepData
 from towline.trainer.config import DpoPolicyConfig, ModelConfig, PolicyConfig, TrainerConfig
-from towline.trainer.supervised_config import DpoConfig, RewardModelConfig, SftConfig, StepRewardConfig
+from towline.trainer.supervised_config import DpoConfig, RewardModelConfig, SftConfig, StepRewardConfig, SweepConfig
 
 
 class _Experiment(StrictModel):
@@ -186,10 +186,13 @@ class DpoExperiment(_SupervisedExperiment):
     data: PreferenceData
     trainer: DpoConfig
     evaluation: ExampleEvaluationConfig[PreferenceData] | None = None
+    sweep: SweepConfig | None = None
 
     @model_validator(mode="after")
     def _steps_can_be_taken(self) -> "DpoExperiment":
         _refuse_impossible_steps(self)
+        if self.sweep is not None and self.evaluation is None:
+            raise ValueError("sweep compares held-out win rates: add [evaluation.data], pairs that are not trained on")
         return self
 
 

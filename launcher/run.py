@@ -18,6 +18,7 @@ from towline.launcher.preflight import machine_problems, preflight, raise_proble
 from towline.launcher.progress import RunProgress
 from towline.launcher.report import draw_reward_curve
 from towline.launcher.summary import summary_lines
+from towline.launcher.sweep import print_sweep, sweep_parts
 from towline.rollout.rewards.formula import formula
 from towline.storage.dataset_files import shown
 from towline.storage.errors import InputError, RunFault
@@ -37,6 +38,16 @@ def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
     console = Console(highlight=False)
     file, experiment = read_experiment(path, overrides)
     experiment = experiment.model_copy(update={"nodes": None})
+    parts = sweep_parts(path, experiment)
+    for one in [part.experiment for part in parts] or [experiment]:
+        if code := _look_and_carry_out(file, one, console):
+            return code
+    if parts:
+        print_sweep(console, parts)
+    return 0
+
+
+def _look_and_carry_out(file: ExperimentFile, experiment: ExperimentConfig, console: Console) -> int:
     found = preflight(file, experiment)
     raise_problems([*found.problems, *machine_problems(experiment)])
     for warning in found.warnings:

@@ -1,5 +1,6 @@
 """`towline submit`: look at everything, make the run folder with a snapshot, hand one job to Slurm, and return."""
 
+import dataclasses
 import json
 import shlex
 import shutil
@@ -17,14 +18,15 @@ from towline.jobs.slurm.text import time_limit_s
 from towline.launcher.check import plan_lines
 from towline.launcher.het_executor import HetSlurmExecutor, HetSlurmJob
 from towline.launcher.job_plan import job_plan_lines
-from towline.launcher.on_cluster import components_of, placed, read_on_cluster
+from towline.launcher.on_cluster import OnCluster, components_of, placed, read_on_cluster
 from towline.launcher.partition import partition_problems
 from towline.launcher.preflight import raise_problems
 from towline.launcher.run import make_run
 from towline.launcher.snapshot import take_snapshot
 from towline.launcher.start_estimate import start_estimate
+from towline.launcher.sweep import sweep_parts
 from towline.storage.dataset_files import shown
-from towline.storage.errors import SlurmError
+from towline.storage.errors import InputError, SlurmError
 from towline.storage.run_directory import RunDirectory, read_jsonl, write_json
 
 
@@ -61,7 +63,20 @@ def submit_experiment(
 def submit_from_command(
     path: Path, cluster: str | None, overrides: tuple[str, ...], *, smoke: bool, dry_run: bool
 ) -> int:
-    prepared = prepare(path, cluster, overrides, smoke=smoke)
+    job = read_on_cluster(path, cluster, overrides, smoke=smoke)
+    if parts := sweep_parts(path, job.experiment):
+        if dry_run:
+            raise InputError(
+                f"{path} sweeps over {len(parts)} values of beta, which is a job each: a dry run shows one. Add -o "
+                "trainer.beta=VALUE and take [sweep] out."
+            )
+        return max(
+            _submitted(_prepare(dataclasses.replace(job, experiment=part.experiment)), dry_run=False) for part in parts
+        )
+    return _submitted(_prepare(job), dry_run=dry_run)
+
+
+def _submitted(prepared: Prepared, *, dry_run: bool) -> int:
     for line in prepared.notes:
         print(line, file=sys.stderr if dry_run else sys.stdout)
     if dry_run:
@@ -75,7 +90,10 @@ def prepare(path: Path, cluster: str | None, overrides: tuple[str, ...], *, smok
     Raises:
         InputError: all problems that can be known before the queue.
     """
-    job = read_on_cluster(path, cluster, overrides, smoke=smoke)
+    return _prepare(read_on_cluster(path, cluster, overrides, smoke=smoke))
+
+
+def _prepare(job: OnCluster) -> Prepared:
     found = job.look()
     raise_problems(found.problems)
     plan = list(plan_lines(found.plan, job.experiment, on_cluster=True)) if found.plan is not None else []
@@ -84,7 +102,7 @@ def prepare(path: Path, cluster: str | None, overrides: tuple[str, ...], *, smok
     experiment = take_snapshot(run, recorded_experiment(run.config.read_text()))
     write_json(run.config, experiment.model_dump(mode="json"))
     write_json(run.cluster, job.profile.dump())
-    return Prepared(run=run, experiment=experiment, profile=job.profile, is_smoke=smoke, notes=notes,
+    return Prepared(run=run, experiment=experiment, profile=job.profile, is_smoke=job.is_smoke, notes=notes,
                     executor=_executor(run, job.profile, job.components))  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 """`[trainer]` of the objectives that learn from given examples: SFT, reward models, DPO."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from towline.storage.config import StrictModel
 from towline.trainer.config import EngineConfig
 
 
@@ -29,6 +30,18 @@ class RewardModelConfig(SupervisedConfig):
 class StepRewardConfig(SupervisedConfig):
     head: Literal["process"]
     """One score a step, from steps that were judged right or wrong."""
+
+
+class SweepConfig(StrictModel):
+    beta: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=2)
+    """Values of trainer.beta, of which each gets a run of its own; their held-out win rates are compared."""
+
+    @field_validator("beta")
+    @classmethod
+    def _all_different(cls, beta: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(beta)) < len(beta):
+            raise ValueError("names a value twice")
+        return beta
 
 
 class DpoConfig(SupervisedConfig):
