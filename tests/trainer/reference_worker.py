@@ -20,7 +20,7 @@ import torch.distributed as dist
 from deepspeed_worker import RecordingEngine, to_numpy
 from worker_rank import end_process, worker_rank
 
-from towline.jobs import trainer_role
+from towline.jobs import grpo_trainer
 from towline.storage.checkpoints import TrainingState
 from towline.storage.errors import CheckpointError
 from towline.trainer import grpo
@@ -155,21 +155,20 @@ def what_is_loaded(folder: Path) -> dict[str, bool]:
     def ask(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("asked")
 
-    usual, trainer_role.Reference = trainer_role.Reference, ask  # pyright: ignore
+    usual, grpo_trainer.Reference = grpo_trainer.Reference, ask  # pyright: ignore
     for beta in (0.0, 0.1):
         experiment = SimpleNamespace(
-            model_folder=folder / "start",
             rollout=SimpleNamespace(temperature=1.0),
-            policy=SimpleNamespace(reference="offloaded"),
+            policy=SimpleNamespace(folder=folder / "start", reference="offloaded"),
             trainer=TrainerConfig(learning_rate=1.0, kl_beta=beta, reference_every=2, precision="float32"),
         )
-        role: Any = SimpleNamespace(experiment=experiment, heartbeat=SimpleNamespace(beat=lambda phase: None))
+        role: Any = SimpleNamespace(grpo=experiment, heartbeat=SimpleNamespace(beat=lambda phase: None))
         try:
-            assert trainer_role._load(role, folder)[1] is None
+            assert grpo_trainer._load(role, folder)[1] is None
             found[str(beta)] = False
         except RuntimeError:
             found[str(beta)] = True
-    trainer_role.Reference = usual
+    grpo_trainer.Reference = usual
     return found
 
 
