@@ -210,7 +210,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 3.0) -> bool:
+def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
     deadline = time.monotonic() + limit_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

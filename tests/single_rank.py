@@ -9,12 +9,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 @contextmanager
 def single_rank() -> Iterator[None]:
-    """Inside the block there is one; where there was one before, it stays as it is."""
-    if dist.is_initialized():
-        yield
-        return
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    """Inside the block there is one, and it stays: DeepSpeed remembers the first that it met in a process."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield

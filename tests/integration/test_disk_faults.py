@@ -44,7 +44,10 @@ def fill(disk: Path, *, leave_bytes: int) -> Path:
     return filler
 
 
-@pytest.mark.parametrize(("leave_bytes", "full_while"), [(4096, "sealing"), (3 * 2**20, "checkpointing")])
+@pytest.mark.parametrize(
+    ("leave_bytes", "full_while"),
+    [(4096, "sealing"), pytest.param(3 * 2**20, "checkpointing", marks=pytest.mark.matrix)],
+)
 def test_a_full_disk_ends_the_run_with_all_that_was_sealed_and_it_goes_on_when_there_is_room(
     undisturbed: Path, disk: Path, leave_bytes: int, full_while: str
 ):

@@ -28,10 +28,7 @@ IN_CI = {
     ("store", signal.SIGKILL, "generating"),
     ("rollout.0", signal.SIGKILL, "publishing"),
     ("scorer.0", signal.SIGKILL, "generating"),
-    ("trainer.0", signal.SIGKILL, "publishing"),
     ("trainer.1", signal.SIGKILL, "training"),
-    ("supervisor", signal.SIGSTOP, "training"),
-    ("store", signal.SIGSTOP, "training"),
     ("rollout.0", signal.SIGSTOP, "publishing"),
     ("trainer.1", signal.SIGSTOP, "training"),
 }

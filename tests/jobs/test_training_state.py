@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
+from single_rank import single_rank
 from towline.jobs.experiment import ExperimentConfig
 from towline.jobs.training_state import reference_identity, training_state
 from towline.jobs.work import training_work
@@ -51,15 +51,12 @@ def test_a_checkpoint_names_its_adapters_and_another_scale_of_them_is_another_po
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with single_rank():
         whole, adapted, scaled = (
             training_state(experiment, training_work(experiment, run).data_hash, step=2)
             for settings in ({}, {"lora": {"rank": 8}}, {"lora": {"rank": 8, "alpha": 8}})
             for experiment in [make_experiment(trainer={"learning_rate": 1e-4} | settings)]
         )
-    finally:
-        dist.destroy_process_group()
     assert differences(adapted, adapted) == []
     for other in (whole, scaled):
         (text,) = differences(adapted, other)

