@@ -54,7 +54,9 @@ class SrunLauncher:
 
     @property
     def transfer_backend(self) -> str:
-        trainer, rollout = self._groups["trainer"], self._groups["rollout"]
+        trainer, rollout = self._groups["trainer"], self._groups.get("rollout")
+        if rollout is None:  # nobody to send weights to
+            return "gloo"
         is_shared = trainer.nodes == rollout.nodes and trainer.first_gpu == rollout.first_gpu
         return "nccl" if trainer.gpus_per_process and rollout.gpus_per_process and not is_shared else "gloo"
 

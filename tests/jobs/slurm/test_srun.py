@@ -174,6 +174,7 @@ def test_weights_go_over_nccl_where_every_process_has_gpus_of_its_own(said: Path
     assert SrunLauncher(profile(), shared).transfer_backend == "gloo"
     none = {name: Place(nodes=(name,), per_node=1, options={}) for name in ("trainer", "rollout")}
     assert SrunLauncher(profile(), none).transfer_backend == "gloo"
+    assert SrunLauncher(profile(), {"trainer": GROUPS["trainer"]}).transfer_backend == "gloo"
 
 
 def test_srun_is_told_to_end_its_step_and_passes_signals_on(
