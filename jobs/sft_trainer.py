@@ -1,5 +1,7 @@
 """SFT on one trainer rank: load, read the demonstrations, train."""
 
+import numpy as np
+
 from towline.jobs.example_data import context_tokens, data_hash, example_schedule, token_demonstrations
 from towline.jobs.example_trainer import ExampleTrainer, HeldOutValues
 from towline.jobs.experiment import SftExperiment, SupervisedExperiment
@@ -44,7 +46,9 @@ def train_on_demonstrations(role: Role, experiment: SftExperiment, resume_step: 
         engine=engine,
         objective=sft,
         data_hash=data_hash(
-            [example.tokens for example in examples], [example.trained.tolist() for example in examples], schedule
+            [example.tokens for example in examples],
+            [np.packbits(example.trained).tobytes().hex() for example in examples],
+            schedule,
         ),
         resume_step=resume_step,
         every=None if evaluation is None else evaluation.every,
