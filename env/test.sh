@@ -45,7 +45,8 @@ stage format ruff format --check
 stage types pyright
 stage imports lint-imports
 # A file to a process, side by side: what starts a run or a world of ranks waits for much of its time.
-side_by_side=(--numprocesses 2 --dist loadfile)
+# In the order of the folders: whole runs, which are few and long, must not come last.
+side_by_side=(--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 stage fast pytest -m "not slow and not slurm and not gpu and not matrix" "${side_by_side[@]}"
 [ -z "$slow" ] || stage slow pytest -m "($slow) and not slurm" "${side_by_side[@]}" \
     --timeout 900 -o faulthandler_timeout=800 --durations=20
