@@ -41,8 +41,8 @@ def test_a_slow_item_holds_up_nobody_else(results: Path) -> None:
     slow, *others = _read(results, "balance", 4)
     served = Counter(others)
     assert len(served) == 4
-    # They take 0.5 s together on three ranks, and the slow one twice that.
-    assert served[slow] < min(count for pid, count in served.items() if pid != slow)
+    # They take 0.5 s together on three ranks; on a machine that does other things too several times that.
+    assert served[slow] < 25 < min(count for pid, count in served.items() if pid != slow)
 
 
 @pytest.mark.parametrize("size", SIZES)
