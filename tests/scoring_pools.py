@@ -1,5 +1,6 @@
 """Reward functions that do harm, and what pools of workers leave behind."""
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -218,4 +219,5 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
 
 
 def open_files() -> list[str]:
+    gc.collect()  # what a test before has left to it
     return sorted(os.listdir("/proc/self/fd"))
