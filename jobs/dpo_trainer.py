@@ -25,6 +25,7 @@ from towline.trainer.falling_chosen import FallingChosen
 from towline.trainer.packing import TokenSequence
 from towline.trainer.pair_step import num_completion_tokens
 from towline.trainer.policy import Policy
+from towline.trainer.reward_metrics import hits
 from towline.trainer.token_examples import TokenPair
 
 
@@ -36,7 +37,8 @@ def train_on_preferences(role: Role, experiment: DpoExperiment, resume_step: int
     evaluation = experiment.evaluation
     held_out = [] if evaluation is None else token_pairs(role, experiment, evaluation.data, limit)
     # Before the first step, or a checkpoint is taken up, the policy is the reference.
-    reference, reference_held_out = (_reference(role, experiment, engine, each) for each in (pairs, held_out))
+    reference = _reference(role, experiment, engine, pairs)
+    reference_held_out = _reference(role, experiment, engine, held_out) if held_out else np.empty((0, 2))
     dpo = Dpo(
         engine=engine,
         config=experiment.trainer,
@@ -55,7 +57,7 @@ def train_on_preferences(role: Role, experiment: DpoExperiment, resume_step: int
         delta_P = log_ratios_P2[:, 0] - log_ratios_P2[:, 1]
         return HeldOutValues(
             measure="win_rate",
-            sums=(delta_P > 0) + 0.5 * (delta_P == 0),
+            sums=hits(delta_P),
             sizes=[1] * len(held_out),
             more={"margin": float(delta_P.mean()) * experiment.trainer.beta},
         )

@@ -13,6 +13,7 @@ from towline.jobs.keep_checkpoint import keep_checkpoint
 from towline.jobs.role import Role
 from towline.jobs.training_state import training_state
 from towline.rollout.evaluation.statistics import Interval, mean_interval, ratio_interval
+from towline.storage.errors import NumericsError
 from towline.storage.held_out_values import keep_held_out
 from towline.storage.metrics import MetricsWriter, append_jsonl
 from towline.storage.run_directory import read_jsonl
@@ -116,6 +117,12 @@ class ExampleTrainer:
         self.role.heartbeat.beat("evaluate")
         began = time.monotonic()
         found = self.evaluate()
+        if not np.isfinite(found.sums).all():
+            raise NumericsError(
+                f"version {version}: {found.measure} of {int((~np.isfinite(found.sums)).sum())} of {len(found.sums)} "
+                "held-out examples is no finite number: the weights are spoilt. Go on from an earlier checkpoint with "
+                "a lower trainer.learning_rate or trainer.max_grad_norm"
+            )
         if dist.get_rank() > 0:
             return
         keep_held_out(run, version, found.sums, found.sizes)

@@ -13,7 +13,7 @@ from towline.jobs.experiment import RewardModelExperiment, StepRewardExperiment
 from towline.jobs.role import Role
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.pair_step import plan_pair_step
-from towline.trainer.reward_metrics import calibration_error, score_spread
+from towline.trainer.reward_metrics import calibration_error, hits, score_spread
 from towline.trainer.reward_model import PairReward
 from towline.trainer.sequence_head import RewardModel, load_reward_model
 from towline.trainer.token_examples import TokenPair
@@ -41,7 +41,7 @@ def train_on_comparisons(role: Role, experiment: RewardModelExperiment, resume_s
         margins_P = scores_P2[:, 0] - scores_P2[:, 1]
         return HeldOutValues(
             measure="accuracy",
-            sums=(margins_P > 0) + 0.5 * (margins_P == 0),
+            sums=hits(margins_P),
             sizes=[1] * len(held_out),
             more={
                 "margin": float(margins_P.mean()),

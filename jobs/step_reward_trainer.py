@@ -31,7 +31,7 @@ def train_on_judged_steps(role: Role, experiment: StepRewardExperiment, resume_s
         """How many of the judged steps have a score of the right sign."""
         scores = step_scores(engine, trainer, held_out, lambda: role.heartbeat.beat("evaluate"))
         right = [
-            float(((found > 0) == (one.labels == 1))[one.labels != NO_LABEL].sum())
+            float(np.where(np.isnan(found), np.nan, (found > 0) == (one.labels == 1))[one.labels != NO_LABEL].sum())
             for found, one in zip(scores, held_out, strict=True)
         ]
         sizes = [num_judged(one) for one in held_out]

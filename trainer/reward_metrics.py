@@ -18,7 +18,7 @@ _HALF = 0.5
 
 def pair_accuracy(chosen_P: ArrayLike, rejected_P: ArrayLike) -> float:
     """Share of pairs whose chosen completion has the higher score; a tie counts a half. NaN for no pairs."""
-    hits_P = _hits(_margins(chosen_P, rejected_P))
+    hits_P = hits(_margins(chosen_P, rejected_P))
     return float(hits_P.mean()) if len(hits_P) else float("nan")
 
 
@@ -43,7 +43,7 @@ def reliability(chosen_P: ArrayLike, rejected_P: ArrayLike, *, num_bins: int = N
     """
     margins_P = _margins(chosen_P, rejected_P)
     assert not np.isnan(margins_P).any(), "a NaN margin belongs to no bin, see calibration_error"
-    confidence_P, hits_P = 1 / (1 + np.exp(-np.abs(margins_P))), _hits(margins_P)
+    confidence_P, hits_P = 1 / (1 + np.exp(-np.abs(margins_P))), hits(margins_P)
     edges = np.linspace(_HALF, 1.0, num_bins + 1)
     place_P = np.clip(np.searchsorted(edges, confidence_P, side="left") - 1, 0, num_bins - 1)
     return [
@@ -87,7 +87,7 @@ def _margins(chosen_P: ArrayLike, rejected_P: ArrayLike) -> NDArray[np.float64]:
     return chosen_P - rejected_P
 
 
-def _hits(margins_P: NDArray[np.float64]) -> NDArray[np.float64]:
+def hits(margins_P: NDArray[np.float64]) -> NDArray[np.float64]:
     """1, 1/2 or 0; NaN for NaN, since a comparison would make a miss of it."""
     return (np.sign(margins_P) + 1) / 2
 
