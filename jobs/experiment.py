@@ -1,7 +1,7 @@
 """The whole experiment: composed of the rooms' own configs, one class for each objective."""
 
 import json
-from typing import Literal
+from typing import Literal, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -153,6 +153,11 @@ class _SupervisedExperiment(_Experiment):
     local: TrainerLocalConfig = TrainerLocalConfig()
     nodes: TrainerNodesConfig | None = None
 
+    @model_validator(mode="after")
+    def _steps_can_be_taken(self) -> Self:
+        _refuse_impossible_steps(cast("SupervisedExperiment", self))
+        return self
+
     @property
     def num_engines(self) -> int:
         """For the same code to serve every objective."""
@@ -172,11 +177,6 @@ class SftExperiment(_SupervisedExperiment):
     trainer: SftConfig
     evaluation: ExampleEvaluationConfig[DemonstrationData] | None = None
 
-    @model_validator(mode="after")
-    def _steps_can_be_taken(self) -> "SftExperiment":
-        _refuse_impossible_steps(self)
-        return self
-
 
 class DpoExperiment(_SupervisedExperiment):
     """Direct preference optimisation on pairs."""
@@ -189,8 +189,7 @@ class DpoExperiment(_SupervisedExperiment):
     sweep: SweepConfig | None = None
 
     @model_validator(mode="after")
-    def _steps_can_be_taken(self) -> "DpoExperiment":
-        _refuse_impossible_steps(self)
+    def _sweep_has_pairs_to_compare(self) -> "DpoExperiment":
         if self.sweep is not None and self.evaluation is None:
             raise ValueError("sweep compares held-out win rates: add [evaluation.data], pairs that are not trained on")
         return self
@@ -206,8 +205,7 @@ class RewardModelExperiment(_SupervisedExperiment):
     evaluation: ExampleEvaluationConfig[PreferenceData] | None = None
 
     @model_validator(mode="after")
-    def _steps_can_be_taken(self) -> "RewardModelExperiment":
-        _refuse_impossible_steps(self)
+    def _weights_are_trained(self) -> "RewardModelExperiment":
         _refuse_adapters(self.trainer)
         return self
 
@@ -222,8 +220,7 @@ class StepRewardExperiment(_SupervisedExperiment):
     evaluation: ExampleEvaluationConfig[StepData] | None = None
 
     @model_validator(mode="after")
-    def _steps_can_be_taken(self) -> "StepRewardExperiment":
-        _refuse_impossible_steps(self)
+    def _weights_are_trained(self) -> "StepRewardExperiment":
         _refuse_adapters(self.trainer)
         return self
 

@@ -44,7 +44,7 @@ METRICS: dict[str, str] = {
     "probe/new": "largest difference of the probe text's log-probs: engine and trainer, new weights, nats",
     "probe/old": "the same against the trainer's previous weights, nats",
     "probe/verdict": "1 new weights are in use, 0 step too small to tell apart",
-    "tokens/loss": "completion tokens trained on",
+    "tokens/loss": "completion tokens trained on; of a reward model of steps the judged steps",
     "tokens/trained": "prompt and completion tokens that went through the trainer, per inner epoch",
     "tokens/fill": "share of the packed token budget that is not padding",
     "tokens/padding_saved": "share of one padded batch of the step that is not computed: padding and shared prompts",
