@@ -1,5 +1,6 @@
 """DPO on one trainer rank: load, read the pairs, take the reference's log-probs once, train."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from towline.storage.reference_table import (
     table_path,
     write_reference_table,
 )
+from towline.storage.run_directory import read_jsonl
 from towline.trainer.completion_logprobs import completion_logprobs
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.dpo import Dpo
@@ -63,6 +65,8 @@ def train_on_preferences(role: Role, experiment: DpoExperiment, resume_step: int
         )
 
     falling = FallingChosen()
+    known = (row["preference/chosen_reward"] for row in read_jsonl(role.run.metrics))
+    falling.recall(math.nan if reward is None else reward for reward in known)
     ExampleTrainer(
         role=role,
         engine=engine,

@@ -1,5 +1,6 @@
 """DPO may win by making both completions unlikely: a word on it where the chosen ones fall too."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 FALLING_STEPS = 10
@@ -11,6 +12,11 @@ class FallingChosen:
 
     _rewards: list[float] = field(default_factory=list[float])
     _fired: bool = False
+
+    def recall(self, rewards: Iterable[float]) -> None:
+        """Of the steps of earlier attempts: what was said of them is not said again."""
+        for step, reward in enumerate(rewards):
+            self.judge(step, reward)
 
     def judge(self, step: int, chosen_reward: float) -> str | None:
         """
