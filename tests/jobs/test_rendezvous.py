@@ -89,6 +89,8 @@ def test_rank_0_meets_the_others_at_the_store_and_serves_nothing(variables, monk
     variables(SLURM_JOB_NODELIST="n[1-2]", SLURMD_NODENAME="n2")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = ControlStore(f"127.0.0.1:{server.port}", b"key", 0)
+    if dist.is_initialized():  # by a test before
+        dist.destroy_process_group()
     join_trainer_group(store, World(rank=0, size=1, local_rank=0), attempt=0, timeout_s=20)
     try:
         assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(server.port))
