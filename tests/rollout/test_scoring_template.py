@@ -76,11 +76,12 @@ def test_what_loading_starts_lives_as_long_as_the_pool(tmp_path: Path) -> None:
 def test_a_file_that_changed_before_it_was_loaded_again_ends_the_scoring(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(GRADE)
+    others = children()
     with ScoringPool(rewards("mine.py:grade"), 1, 60.0, tmp_path) as pool:
         path.write_text(GRADE + "\n\n")
 
         def kill_template(num_done: int, num_items: int) -> None:
-            for child in children():
+            for child in children() - others:
                 os.kill(child, signal.SIGKILL)
 
         with pytest.raises(ConfigError, match="are others than those this pool loaded first"):
