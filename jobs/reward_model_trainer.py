@@ -75,6 +75,7 @@ def load_scoring_engine(
         head_seed=experiment.seed,
         gradient_checkpointing=trainer.gradient_checkpointing,
         packing=trainer.packing,
+        score_of="step" if isinstance(experiment, StepRewardExperiment) else "completion",
     )
     engine = DeepSpeedEngine(model, trainer)
     role.heartbeat.beat("loaded")

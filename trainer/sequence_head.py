@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from towline.storage.errors import ModelError
+from towline.storage.reward_folder import SCORE_OF, ScoreOf
 from towline.trainer.attention import batch_arguments, shares_prompts
 from towline.trainer.packing import PackedBatch
 from towline.trainer.packing_step import Packing
@@ -86,12 +87,14 @@ def load_reward_model(
     gradient_checkpointing: bool = False,
     attention: str | None = None,
     packing: Packing = "packed",
+    score_of: ScoreOf = "completion",
 ) -> RewardModel:
     """Load a reward model, or a causal language model whose head is replaced, and prove that its scores are right.
 
     Args:
         head_seed: of a fresh head, which is drawn as transformers would draw it, and alike on all ranks.
         attention, packing: as of `policy.load_policy`.
+        score_of: what it is trained to score; its folder will say so.
 
     Raises:
         ModelError: the folder holds neither, or a model that cannot be trained in this way, or its tokenizer has no
@@ -125,6 +128,7 @@ def load_reward_model(
         _draw_head(model, head_seed)
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"policy.model {folder} has no score head: a new one is drawn from seed {head_seed}", flush=True)
+    setattr(model.config, SCORE_OF, score_of)
     model.to(training_device())
     assert_apart(_HiddenStates(model), packing)
     reward_model = RewardModel(model, is_fresh_head=bool(missing))

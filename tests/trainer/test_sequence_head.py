@@ -220,6 +220,14 @@ def test_a_reward_model_keeps_its_head(scorer, capsys):
     assert torch.equal(reward_model.model.score.weight, kept)
 
 
+@pytest.mark.parametrize("score_of", ["completion", "step"])
+def test_its_folder_says_what_a_score_is_of(scorer, tmp_path, score_of):
+    load(scorer, score_of=score_of).model.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["score_of"] == score_of
+    assert load(tmp_path).model.config.score_of == "completion"
+
+
 def test_texts_do_not_end_with_what_is_padded_with(causal, tmp_path):
     assert padding_token(causal) == UNKNOWN
     config = json.loads((causal / "config.json").read_text())
