@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from towline.launcher.experiment_file import ExperimentFile
-from towline.rollout.rewards.config import TOKEN_COUNTERS, RewardConfig
+from towline.rollout.rewards.config import REWARD_MODEL, TOKEN_COUNTERS, RewardConfig
 from towline.rollout.rewards.mixture import BUILT_IN
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -27,7 +27,7 @@ def reward_problems(rewards: Sequence[RewardConfig]) -> list[str | None]:
 def _use_problem(use: str) -> str | None:
     script, colon, function = use.rpartition(":")
     if not colon:
-        known = (*BUILT_IN, *TOKEN_COUNTERS)
+        known = (*BUILT_IN, *TOKEN_COUNTERS, REWARD_MODEL)
         if use in known:
             return None
         return f"{use} is not a built-in reward.{_choices(use, known)} Your own is written as FILE.py:FUNCTION"

@@ -1,7 +1,7 @@
 """The models with random weights that tests of the trainer share."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from towline.trainer.attention import register_varlen_attention
 
@@ -25,6 +25,19 @@ def small_llama(attention=VARLEN, **options):
     """
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**{**SMALL, **options}, attn_implementation=attention))
+
+
+def write_scorer(folder, seed=0, **options):
+    """A folder of a reward model with scores of about one unit, which pads with the token that ends texts; without a
+    tokenizer.
+
+    Args:
+        options: as of `small_llama`.
+    """
+    torch.manual_seed(seed)
+    settings = {**SMALL, "initializer_range": 0.2, "eos_token_id": 2, "pad_token_id": 2, "num_labels": 1} | options
+    LlamaForSequenceClassification(LlamaConfig(**settings)).save_pretrained(folder)
+    return folder
 
 
 def sharded_llama(seed, *, tied=True):

@@ -53,6 +53,7 @@ def _refuse_over_ranks(what: str | None, options: ScoreOptions) -> None:
 
 def _try_before_a_run(path: Path, options: ScoreOptions) -> int:
     rewards = read_rewards(path)
+    rewards.refuse_reward_models()
     if rewards.max_completion_tokens is None:
         raise InputError(
             f"{path} is no experiment file, and has no data to try its rewards on. Name a file of completions or a run."

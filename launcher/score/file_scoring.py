@@ -54,7 +54,9 @@ def score_file(source: str, options: ScoreOptions) -> int:
 def _rewards(source: str, options: ScoreOptions) -> Rewards:
     if options.rewards is None:
         raise ConfigError(f"{source} has no rewards of its own: --rewards FILE, with [[rewards]] tables.")
-    return read_rewards(options.rewards)
+    rewards = read_rewards(options.rewards)
+    rewards.refuse_reward_models()
+    return rewards
 
 
 def _score(lines: Sequence[Line], rewards: Rewards, options: ScoreOptions) -> tuple[Scored, str]:

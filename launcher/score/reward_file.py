@@ -55,6 +55,18 @@ class Rewards:
     def counts_tokens(self) -> bool:
         return any(table.counts_tokens for table in self.tables)
 
+    def refuse_reward_models(self) -> None:
+        """
+        Raises:
+            ConfigError: a part is a reward model, and what is scored is text.
+        """
+        for table in self.tables:
+            if table.is_reward_model:
+                raise ConfigError(
+                    f"{self.source}: {table.part_name} is a reward model and reads token ids of prompt and completion, "
+                    "which a run's ledger has and a text has not: name a run, or leave that part out."
+                )
+
 
 def read_rewards(path: Path) -> Rewards:
     """Of an experiment file only rewards and scoring are looked at: the rest may be for another machine.

@@ -17,7 +17,7 @@ def refuse_impossible(rewards: Sequence[RewardConfig]) -> None:
     by_name = dict(zip(names, rewards, strict=True))
     for reward in rewards:
         for other, least in reward.when.items():
-            _refuse_condition(reward.part_name, other, least, by_name)
+            _refuse_condition(reward, other, least, by_name)
     try:
         TopologicalSorter({name: by_name[name].when for name in names}).prepare()
     except CycleError as error:
@@ -25,6 +25,7 @@ def refuse_impossible(rewards: Sequence[RewardConfig]) -> None:
             f"rewards: the conditions go round in a circle: {' when '.join(error.args[1])}. Remove one of them"
         ) from error
     _refuse_nothing_to_learn(rewards)
+    _refuse_watching_itself(rewards)
 
 
 def refuse_slow_tests(rewards: Sequence[RewardConfig], limit_s: float) -> None:
@@ -44,7 +45,8 @@ def refuse_slow_tests(rewards: Sequence[RewardConfig], limit_s: float) -> None:
         )
 
 
-def _refuse_condition(name: str, other: str, least: float, by_name: dict[str, RewardConfig]) -> None:
+def _refuse_condition(reward: RewardConfig, other: str, least: float, by_name: dict[str, RewardConfig]) -> None:
+    name = reward.part_name
     if other == name:
         raise ValueError(f"rewards: {name} cannot be its own condition; name another part in `when`")
     if other not in by_name:
@@ -54,7 +56,12 @@ def _refuse_condition(name: str, other: str, least: float, by_name: dict[str, Re
         raise ValueError(
             f"rewards: {name} counts when {other}, which counts tokens; a condition must be a part that judges the text"
         )
-    if not condition.is_own and not 0 < least <= 1:
+    if condition.is_reward_model and reward.judges_text:
+        raise ValueError(
+            f"rewards: {name} counts when {other}, a reward model, which is asked after the parts that judge the text; "
+            f"let {other} count when {name}, or condition another reward model or a part that counts tokens on it"
+        )
+    if not condition.is_unbounded and not 0 < least <= 1:
         fault = "always" if least <= 0 else "never"
         raise ValueError(
             f"rewards: {name} counts when {other} is at least {least:g}: {fault}, for {condition.use} is from 0 to 1. "
@@ -75,3 +82,14 @@ def _refuse_nothing_to_learn(rewards: Sequence[RewardConfig]) -> None:
         )
     if sum(reward.is_length for reward in rewards) > 1:
         raise ValueError('rewards: use = "length" comes more than once; it can be one part only')
+
+
+def _refuse_watching_itself(rewards: Sequence[RewardConfig]) -> None:
+    models = [reward for reward in rewards if reward.is_reward_model]
+    trained = {reward.model: reward.part_name for reward in models if reward.weight}
+    for reward in models:
+        if not reward.weight and reward.model in trained:
+            raise ValueError(
+                f"rewards: {reward.part_name} has the model of {trained[reward.model]} and would watch itself; name "
+                "one that was trained on other pairs"
+            )

@@ -7,9 +7,9 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from towline.rollout.rewards.total import Term
 from towline.rollout.sandbox.limits import Limits
-from towline.storage.config import StrictModel, resolve_path
+from towline.storage.config import ConfigPath, StrictModel, resolve_path
 
-OVERLONG, LENGTH, CODE_TESTS = "overlong", "length", "code_tests"
+OVERLONG, LENGTH, CODE_TESTS, REWARD_MODEL = "overlong", "length", "code_tests", "reward_model"
 _CODE_OPTIONS = ("limit_s", "memory_mib", "partial_credit", "allow_unsandboxed")
 TOKEN_COUNTERS = (OVERLONG, LENGTH)
 """The built-in parts that look at a completion's number of tokens, and not at its text."""
@@ -48,7 +48,11 @@ class RewardConfig(StrictModel):
     """Conditions: name of another part → the least value of it at which this one counts. Elsewhere this part is
     recorded and adds 0."""
     floor: _Finite | None = None
-    """Of your own function: a value below it counts as it; what is recorded is the value as given."""
+    """Of your own function or of a reward model: a value below it counts as it; what is recorded is the value as
+    given."""
+    model: ConfigPath | None = None
+    """Only for use = "reward_model": a Hugging Face folder of a sequence classifier with one score, and with the
+    policy's tokenizer; such as checkpoints/step-…/hf of a run with objective = "reward_model"."""
     cache_tokens: Annotated[int | None, Field(ge=1)] = None
     """Only for use = "overlong", DAPO's soft penalty: it falls from 0 to -1 over the last so many tokens before
     rollout.max_completion_tokens."""
@@ -69,11 +73,16 @@ class RewardConfig(StrictModel):
 
     @model_validator(mode="after")
     def _fields_belong_to_their_parts(self) -> "RewardConfig":
-        owners = {"cache_tokens": OVERLONG, "target_tokens": LENGTH, "converged": LENGTH}
+        owners = {"model": REWARD_MODEL, "cache_tokens": OVERLONG, "target_tokens": LENGTH, "converged": LENGTH}
         owners |= dict.fromkeys(_CODE_OPTIONS, CODE_TESTS)
         for name, owner in owners.items():
             if getattr(self, name) is not None and self.use != owner:
                 raise ValueError(f'{name} is of use = "{owner}" alone; {self.use} has no use for it. Remove it')
+        if self.is_reward_model and self.model is None:
+            raise ValueError(
+                f'use = "{REWARD_MODEL}" needs model: the folder of the reward model, for example model = '
+                '"../runs/NAME/checkpoints/step-000040/hf"'
+            )
         if self.is_overlong and self.cache_tokens is None:
             raise ValueError(
                 f'use = "{OVERLONG}" needs cache_tokens: over how many tokens before rollout.max_completion_tokens the '
@@ -100,15 +109,26 @@ class RewardConfig(StrictModel):
                 f'use = "{self.use}" is 0 or negative already: weight = {self.weight:g} would pay for length. Set a '
                 "weight of 0 or more (DAPO: 1)"
             )
-        if self.floor is not None and not self.is_own:
+        if self.floor is not None and not self.is_unbounded:
             bounds = "-1 to 0" if self.counts_tokens else "0 to 1"
-            raise ValueError(f"floor is for functions of your own; {self.use} is from {bounds} already. Remove it")
+            raise ValueError(
+                f"floor is for functions of your own and reward models; {self.use} is from {bounds} already. Remove it"
+            )
         return self
 
     @property
     def is_own(self) -> bool:
         """Whether it is a function in a user's file."""
         return ":" in self.use
+
+    @property
+    def is_reward_model(self) -> bool:
+        return self.use == REWARD_MODEL
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether any number can be its value."""
+        return self.is_own or self.is_reward_model
 
     @property
     def is_overlong(self) -> bool:
@@ -133,6 +153,11 @@ class RewardConfig(StrictModel):
     @property
     def counts_tokens(self) -> bool:
         return self.use in TOKEN_COUNTERS
+
+    @property
+    def judges_text(self) -> bool:
+        """Whether it is a function of completion and gold answer, which workers are asked."""
+        return not (self.counts_tokens or self.is_reward_model)
 
     @property
     def part_name(self) -> str:

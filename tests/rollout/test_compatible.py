@@ -13,6 +13,8 @@ LENGTH = {"use": "length", "weight": 0.2, "target_tokens": 5, "when": {"math_ans
           "converged": {"min_reward": 0.9}}  # fmt: skip
 CODE = {"use": "code_tests", "weight": 1.0}
 OVERLONG = {"use": "overlong", "weight": 1.0, "cache_tokens": 2}
+MODEL = {"use": "reward_model", "weight": 1.0, "model": "rm"}
+WATCHER = {"use": "reward_model", "weight": 0.0, "model": "other", "name": "watcher"}
 
 
 def tables(*rewards: dict[str, Any]) -> list[RewardConfig]:
@@ -31,6 +33,11 @@ def tables(*rewards: dict[str, Any]) -> list[RewardConfig]:
         [MATH, OVERLONG | {"when": {"math_answer": 1.0}}],
         [MATH, OWN | {"floor": -1.0, "weight": -0.5}],
         [MATH, FORMAT, FORMAT | {"name": "again"}],
+        [MODEL],
+        [MATH, MODEL | {"floor": -2.0, "when": {"math_answer": 1.0}}, WATCHER | {"when": {"reward_model": -3.5}}],
+        [MODEL, OVERLONG | {"when": {"reward_model": 7.0}}],
+        [MODEL, LENGTH | {"when": {"reward_model": 2.0}}],
+        [MODEL, MODEL | {"name": "half", "weight": -0.5}],
     ],
 )
 def test_what_goes_together_is_accepted(rewards: list[dict[str, Any]]) -> None:
@@ -57,6 +64,9 @@ def test_what_goes_together_is_accepted(rewards: list[dict[str, Any]]) -> None:
         ([MATH | {"weight": 0.0}, FORMAT | {"weight": 0.0}], "math_answer, format: every weight is 0"),
         ([MATH | {"weight": 0.0}, OVERLONG], "math_answer: every weight is 0"),
         ([MATH, LENGTH, LENGTH | {"name": "more"}], 'use = "length" comes more than once'),
+        ([MODEL, FORMAT | {"when": {"reward_model": 1.0}}], "let reward_model count when format"),
+        ([WATCHER, OVERLONG], "watcher: every weight is 0"),
+        ([WATCHER | {"model": "rm"}, MODEL], "watcher has the model of reward_model and would watch itself"),
     ],
 )
 def test_what_does_not_is_refused_with_the_reason(rewards: list[dict[str, Any]], reason: str) -> None:
@@ -78,12 +88,17 @@ def test_what_does_not_is_refused_with_the_reason(rewards: list[dict[str, Any]],
         (LENGTH | {"converged": {"window": 3}}, "min_reward"),
         (OVERLONG | {"target_tokens": 2}, 'target_tokens is of use = "length" alone'),
         (MATH | {"converged": {"min_reward": 0.9}}, 'converged is of use = "length" alone'),
-        (MATH | {"floor": 0.1}, "floor is for functions of your own; math_answer is from 0 to 1 already"),
+        (
+            MATH | {"floor": 0.1},
+            "floor is for functions of your own and reward models; math_answer is from 0 to 1 already",
+        ),
         (MATH | {"when": {"format": float("nan")}}, "finite"),
         (OWN | {"floor": float("-inf")}, "finite"),
         (MATH | {"partial_credit": True}, 'partial_credit is of use = "code_tests" alone'),
         (MATH | {"limit_s": 1.0}, 'limit_s is of use = "code_tests" alone'),
         (CODE | {"limit_s": 0.0}, "greater than 0"),
+        (MODEL | {"model": None}, "needs model: the folder of the reward model"),
+        (MATH | {"model": "rm"}, 'model is of use = "reward_model" alone'),
         (CODE | {"memory_mib": 1}, "greater than or equal to 16"),
     ],
 )

@@ -194,6 +194,16 @@ def test_a_part_that_counts_tokens_needs_an_experiment_and_a_count(desk, project
     assert 'b.jsonl:1: field "num_tokens" is missing' in desk.score(bad, "--rewards", project.file, code=2)
 
 
+def test_a_reward_model_scores_runs_alone(desk, project) -> None:
+    """A text has no token ids, and none are made up."""
+    table = '[[rewards]]\nuse = "reward_model"\nname = "liked"\nweight = 1.0\nmodel = "rm"\n'
+    desk.rewards.write_text(table)
+    path = desk.write("a.jsonl", {"completion": "", "answer": "7"})
+    assert "rewards.toml: liked is a reward model and reads token ids" in desk.score(path, code=2)
+    project.file.write_text(project.file.read_text() + table)
+    assert "small.toml: liked is a reward model" in desk.score("--dry-run", "--rewards", project.file, code=2)
+
+
 @pytest.mark.parametrize("tokens", ['use = "overlong"\ncache_tokens = 5', 'use = "length"\ntarget_tokens = 4\n'
                          'converged = { min_reward = 0.9 }\nwhen = { exact_match = 1.0 }'])  # fmt: skip
 def test_a_penalty_for_longer_completions_than_there_may_be_is_refused(desk, project, tokens: str) -> None:
