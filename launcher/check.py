@@ -123,6 +123,8 @@ def _reward_lines(rewards: tuple[RewardConfig, ...], max_completion_tokens: int)
         penalty = TokenPenalty.of(reward, max_completion_tokens)
         if penalty is not None:
             more.append(f"0 up to {penalty.free_tokens:,} tokens, -1 at {max_completion_tokens:,}")
+        if reward.model is not None:
+            more.append(shown(reward.model))
         if reward.converged is not None:
             more.append(_convergence_text(reward.converged))
         if more:
@@ -144,6 +146,8 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = F
             f"        rollout {_times(plan.num_engines, 'engine')}   weights {size_text(plan.engine_weights)} + KV "
             f"cache {size_text(plan.kv_cache)} = {plan.kv_tokens:,} tokens of {plan.kv_bytes_per_token:,} B"
         )
+    if plan.reward_models:
+        yield f"        scorer  reward models {size_text(plan.reward_models)}"
     verdict = "not compared: this is not where it will run" if on_cluster else _memory_verdict(plan)
     yield f"        memory  ~{size_text(plan.memory)} in all   {verdict}"
     if isinstance(experiment, GrpoExperiment):

@@ -159,6 +159,8 @@ class Plan:
     """Tokens that its KV cache holds."""
     kv_bytes_per_token: int = 0
     num_engines: int = 0
+    reward_models: int = 0
+    """Weights, in the scorer."""
     logprobs_per_step: int = 0
     shards_per_step: int = 0
     """Of all its waves, should it draw them all."""
@@ -183,7 +185,8 @@ class Plan:
     def memory(self) -> int:
         """All processes of the run together."""
         own = self.num_ranks * self.rank_bytes + self.num_engines * self.engine_bytes
-        return own + self.num_processes * PROCESS_BYTES
+        scorer = self.reward_models + PROCESS_BYTES if self.reward_models else 0
+        return own + scorer + self.num_processes * PROCESS_BYTES
 
     @property
     def disk(self) -> int:
@@ -194,11 +197,14 @@ class Plan:
         return self.steps * self.shards_per_step + self.evaluation_shards
 
 
-def make_plan(experiment: GrpoExperiment, sizes: ModelSizes, *, prompt_tokens: int, num_held_out: int) -> Plan:
+def make_plan(
+    experiment: GrpoExperiment, sizes: ModelSizes, *, prompt_tokens: int, num_held_out: int, reward_models: int = 0
+) -> Plan:
     """
     Args:
         prompt_tokens: of a typical prompt.
         num_held_out: prompts of an evaluation.
+        reward_models: bytes of the weights of the reward models that pay for rollouts.
     """
     trainer, rollout, local = experiment.trainer, experiment.rollout, experiment.local
     completion_tokens = rollout.max_completion_tokens
@@ -217,6 +223,7 @@ def make_plan(experiment: GrpoExperiment, sizes: ModelSizes, *, prompt_tokens: i
         evaluation_shards=_num_evaluations(experiment)
         * shard_bytes(num_held_out, 1, prompt_tokens, completion_tokens, EVALUATION_CHUNK_PROMPTS),
         num_engines=local.engines,
+        reward_models=reward_models,
         num_processes=local.trainer_ranks + local.engines,
         reference=_reference(experiment, sizes),
         checkpoint=_checkpoint(experiment, sizes, has_refreshed=trainer.last_refresh(experiment.steps) is not None),

@@ -8,6 +8,7 @@ from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.findings import Findings, Prompts
 from towline.launcher.model_folder import ModelSizes
 from towline.launcher.plan import make_plan
+from towline.launcher.reward_models import look_at_reward_models, reward_model_bytes
 from towline.launcher.reward_source import located_problems
 from towline.launcher.tokenized_prompts import Tokenized, can_tokenize, tokenize
 from towline.launcher.unreadable_golds import unreadable_golds
@@ -34,12 +35,14 @@ def look_at_prompts(
     found.problems += _schedule_problems(file, experiment, found)
     found.problems += _context_problems(experiment, found)
     _look_for_overlap(found)
+    look_at_reward_models(found, file, experiment)
     if found.model is not None:
         found.plan = make_plan(
             experiment,
             found.model,
             prompt_tokens=_typical_tokens(found.train),
             num_held_out=len(found.held_out.data.prompts) if found.held_out else 0,
+            reward_models=reward_model_bytes(experiment),
         )
 
 
