@@ -83,6 +83,10 @@ class LiveTrainer:
             kl_beta=experiment.trainer.kl_beta,
             precision=experiment.trainer.precision,
             is_exact=engine.device.type == "cpu",
+            trained_models=tuple(one.part_name for one in experiment.rewards if one.is_reward_model and one.weight > 0),
+            watching_models=tuple(
+                one.part_name for one in experiment.rewards if one.is_reward_model and not one.weight
+            ),
         )
         self.tripwires.recall(read_jsonl(role.run.metrics) if self.is_first_rank else ())
         self.saved: int | None = resume_step

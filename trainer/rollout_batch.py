@@ -93,10 +93,11 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     }
     return {
         "reward/mean": _mean(scored_totals),
-        "reward/std": float(scored_totals.std()) if len(scored_totals) else float("nan"),
+        "reward/std": _std(scored_totals),
         "reward/failed": float(np.isnan(totals).mean()),
         "reward/useful_groups": float(np.mean([is_useful(scored) for scored in groups])),
         **{f"reward/part/{name}": _mean(np.array(values)[~np.isnan(values)]) for name, values in parts.items()},
+        **{f"reward/spread/{name}": _std(np.array(values)[~np.isnan(values)]) for name, values in parts.items()},
         "completion/length": float(lengths.mean()),
         "completion/length_max": float(lengths.max()),
         "completion/truncated": float(np.mean([c.finish_reason is FinishReason.LENGTH for c in completions])),
@@ -111,3 +112,7 @@ def _task_reward(scored: ScoredGroup, index: int) -> float:
 
 def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if len(values) else float("nan")
+
+
+def _std(values: NDArray[np.float64]) -> float:
+    return float(values.std()) if len(values) else float("nan")

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from towline.trainer.over_optimisation import OverOptimisation
+
 Metrics = Mapping[str, float]
 
 MISMATCH_K3 = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -43,6 +45,7 @@ class Tripwires:
         kl_beta: weight of the KL in loss or reward.
         precision: the trainer's, "float32" or "bfloat16".
         is_exact: its passes over the same numbers give the same bits, as on CPU.
+        trained_models, watching_models: names of the reward parts that are reward models, trained on and not.
     """
 
     engine_precision: str | None
@@ -50,8 +53,14 @@ class Tripwires:
     kl_beta: float
     precision: str
     is_exact: bool
+    trained_models: tuple[str, ...] = ()
+    watching_models: tuple[str, ...] = ()
+    _scores: OverOptimisation = field(init=False)
     _history: list[Metrics] = field(default_factory=list[Metrics])
     _fired: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self._scores = OverOptimisation(self.trained_models, self.watching_models)
 
     def recall(self, rows: Iterable[Metrics]) -> None:
         """Steps of earlier attempts: what they said is not said again."""
@@ -64,6 +73,7 @@ class Tripwires:
             `tripwire/NAME`, 1 while the rule holds and 0 else, for the metrics; and what is new, in sentences.
         """
         self._history.append(metrics)
+        self._scores.note(metrics)
         said = {
             "tripwire/mismatch": self._mismatch(metrics),
             "tripwire/first_clipped": self._first_clipped(metrics),
@@ -77,6 +87,8 @@ class Tripwires:
             "tripwire/split": self._split(metrics),
             "tripwire/still_step": self._still_step(metrics),
             "tripwire/scoring": self._scoring(),
+            "tripwire/narrowing_scores": self._scores.narrowing(),
+            "tripwire/dissent": self._scores.dissent(),
         }
         holding = {name for name, sentence in said.items() if sentence is not None}
         new = [f"step {step}: {said[name]}" for name in said if name in holding - self._fired]

@@ -114,6 +114,8 @@ def test_metrics_by_hand():
         "reward/useful_groups": 0.5,
         "reward/part/exact": pytest.approx(1 / 5),
         "reward/part/format": pytest.approx(2 / 6),
+        "reward/spread/exact": pytest.approx(np.sqrt(1 / 5 - 1 / 25)),
+        "reward/spread/format": pytest.approx(np.sqrt(2 / 6 - 4 / 36)),
         "completion/length": 3.0,
         "completion/length_max": 4.0,
         "completion/truncated": pytest.approx(1 / 6),
@@ -141,7 +143,9 @@ def test_metrics_without_any_score_are_not_numbers():
     metrics = reward_metrics([scored_group([7], [completion([1])] * 2, [NAN, NAN])])
     assert metrics["reward/failed"] == 1.0
     assert metrics["reward/useful_groups"] == 0.0
-    assert all(np.isnan(metrics[name]) for name in ("reward/mean", "reward/std", "reward/part/exact"))
+    assert all(
+        np.isnan(metrics[name]) for name in ("reward/mean", "reward/std", "reward/part/exact", "reward/spread/exact")
+    )
 
 
 def test_a_truncated_completion_can_be_compared_with_and_not_trained_on():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from towline.storage.metrics import check_names
 from towline.trainer.tripwires import EQUAL_STEPS, FIRST_STEPS, SCORING_STEPS, STILL_STEPS, Tripwires
 
 HEALTHY = {
@@ -37,6 +38,11 @@ def judge(*rows, **settings) -> list[tuple[set[str], list[str]]]:
         metrics, sentences = judged.judge(step, HEALTHY | row)
         found.append(({name.removeprefix("tripwire/") for name, value in metrics.items() if value}, sentences))
     return found
+
+
+def test_every_wire_is_a_metric_with_a_meaning():
+    metrics, _ = wires().judge(0, HEALTHY)
+    check_names(metrics)
 
 
 def test_a_healthy_run_is_silent():
@@ -163,6 +169,22 @@ def test_after_a_resume_it_judges_by_the_steps_before_and_says_nothing_twice():
     metrics, said = judged.judge(8, HEALTHY | {"loss/kl": 0.7, "loss/entropy": 0.04})
     assert metrics["tripwire/drift"] == metrics["tripwire/entropy"] == 1.0
     assert ["entropy has fallen from 1 to 0.04" in sentence for sentence in said] == [True]
+
+
+def test_over_optimisation_of_a_reward_model_has_two_wires():
+    """See test_over_optimisation. A resumed run knows the steps before."""
+    models = {"trained_models": ("liked",), "watching_models": ("watcher",)}
+    before = {"reward/part/liked": 0.0, "reward/spread/liked": 2.0, "reward/part/watcher": 1.0,
+              "reward/spread/watcher": 1.0}  # fmt: skip
+    after = before | {"reward/part/liked": 3.0, "reward/spread/liked": 0.9}
+    judged = wires(**models)
+    judged.recall([HEALTHY | before] * 20 + [HEALTHY | after] * 2)
+    found = [judged.judge(22 + step, HEALTHY | after) for step in range(3)]
+    assert [metrics["tripwire/narrowing_scores"] for metrics, _ in found] == [0.0, 1.0, 1.0]
+    assert [metrics["tripwire/dissent"] for metrics, _ in found] == [1.0, 1.0, 1.0]
+    assert [sentences for _, sentences in found][2] == []
+    assert found[1][1][0].startswith("step 23: the scores of liked have come together")
+    assert judge(*[before] * 20, *[after] * 20)[-1] == (set(), [])
 
 
 def test_an_engine_that_computes_no_logprobs_of_the_policy_is_not_compared_with_it():
