@@ -37,6 +37,7 @@ def preference_loss(
     kind: PreferenceKind = "sigmoid",
     is_length_normalised: bool = False,
     label_smoothing: float = 0.0,
+    nll_weight: float = 0.0,
     chosen_tokens_P: Tensor | None = None,
     rejected_tokens_P: Tensor | None = None,
 ) -> PreferenceOutput:
@@ -51,12 +52,16 @@ def preference_loss(
 
     At the reference, delta = 0, "sigmoid" is ln 2 whatever the smoothing.
 
+    To either `nll_weight` adds the chosen completion's negative log-likelihood a token (Pang et al. 2024,
+    arXiv:2404.19733, eq. 1, of the completion alone; TRL's rpo_alpha).
+
     Args:
         policy_chosen_P, policy_rejected_P: sums over the completion's tokens, of the policy being trained.
         reference_chosen_P, reference_rejected_P: the same of the reference.
         beta: > 0.
         is_length_normalised: each log-ratio is divided by the number of the completion's tokens.
         label_smoothing: in [0, 1/2]; for "sigmoid" only.
+        nll_weight: >= 0.
         chosen_tokens_P, rejected_tokens_P: numbers of tokens that were summed, >= 1; where lengths count only.
     """
     assert beta > 0, f"beta {beta}, expected > 0"
@@ -77,6 +82,9 @@ def preference_loss(
         # Not 0 x: it would turn an infinite delta into NaN where nothing is smoothed.
         if label_smoothing > 0:
             losses_P = (1 - label_smoothing) * losses_P - label_smoothing * logsigmoid(-beta * delta_P)
+    if nll_weight > 0:
+        assert chosen_tokens_P is not None, "nll_weight needs the numbers of tokens"
+        losses_P = losses_P - nll_weight * policy_chosen_P / chosen_tokens_P
     return PreferenceOutput(
         losses_P=losses_P,
         chosen_rewards_P=beta * chosen_P.detach(),

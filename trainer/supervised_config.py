@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from towline.storage.config import StrictModel
 from towline.trainer.config import EngineConfig
+from towline.trainer.preference_config import PreferenceConfig
 
 
 class SupervisedConfig(EngineConfig):
@@ -44,17 +45,5 @@ class SweepConfig(StrictModel):
         return beta
 
 
-class DpoConfig(SupervisedConfig):
-    beta: float = Field(default=0.1, gt=0)
-    """How strongly the policy is held to the reference; 0.05 to 0.5 is usual."""
-    loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    length_normalised: bool = False
-    """Compare log-probs a token instead of those of whole completions; IPO always does."""
-    label_smoothing: float = Field(default=0.0, ge=0, le=0.5)
-    """Probability that a preference is the wrong way round."""
-
-    @model_validator(mode="after")
-    def _smoothing_has_a_meaning(self) -> "DpoConfig":
-        if self.loss == "ipo" and self.label_smoothing:
-            raise ValueError('label_smoothing belongs to loss = "sigmoid": leave it out')
-        return self
+class DpoConfig(SupervisedConfig, PreferenceConfig):
+    """DPO on given pairs."""

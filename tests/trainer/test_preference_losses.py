@@ -234,3 +234,24 @@ def test_a_long_sum_keeps_what_float32_would_lose():
 def test_sums_of_other_tokens_are_refused():
     with pytest.raises(AssertionError, match="3 tokens in completions, 2 log-probs"):
         completion_logprobs(torch.zeros(2), (1, 2))
+
+
+# --- with the likelihood of the chosen completion ----------------------------------------------------------------
+
+
+def test_the_likelihood_of_the_chosen_completion_by_hand():
+    """Half of -log p(chosen) a token, 12 nats over 4 tokens, on top of the loss; rejected ones have no part in it."""
+    chosen, rejected = tensor(-12.0, grad=True), tensor(-5.0, grad=True)
+    references = tensor(-12.0), tensor(-5.0)
+    counts = {"chosen_tokens_P": tensor(4.0), "rejected_tokens_P": tensor(2.0)}
+    alone = preference_loss(chosen, rejected, *references, beta=0.1, **counts)
+    both = preference_loss(chosen, rejected, *references, beta=0.1, nll_weight=0.5, **counts)
+    assert (both.losses_P - alone.losses_P).tolist() == pytest.approx([1.5])
+    slopes = torch.autograd.grad(both.losses_P.sum() - alone.losses_P.sum(), (chosen, rejected))
+    assert [slope.item() for slope in slopes] == pytest.approx([-0.125, 0.0])
+    assert both.chosen_rewards_P.tolist() == alone.chosen_rewards_P.tolist()
+
+
+def test_the_likelihood_needs_the_numbers_of_tokens():
+    with pytest.raises(AssertionError, match="nll_weight needs the numbers of tokens"):
+        preference_loss(*[tensor(-1.0)] * 4, beta=0.1, nll_weight=1.0)
