@@ -22,6 +22,7 @@ from towline.storage.config import StrictModel
 from towline.storage.data_config import DataConfig
 from towline.storage.example_config import DemonstrationData, PreferenceData, StepData
 from towline.trainer.config import DpoPolicyConfig, ModelConfig, PolicyConfig, TrainerConfig
+from towline.trainer.preference_config import IteratedDpoConfig
 from towline.trainer.supervised_config import DpoConfig, RewardModelConfig, SftConfig, StepRewardConfig, SweepConfig
 
 
@@ -36,35 +37,26 @@ class _Experiment(StrictModel):
     run: RunConfig = RunConfig()
 
 
-class GrpoExperiment(_Experiment):
-    objective: Literal["grpo"]
+class _RolloutExperiment(_Experiment):
+    """Engines generate, scorers rank, the trainer learns from what they make."""
+
     policy: PolicyConfig
     data: DataConfig
     rollout: RolloutConfig
     rewards: tuple[RewardConfig, ...] = Field(min_length=1)
-    trainer: TrainerConfig
     scoring: ScoringConfig = ScoringConfig()
     evaluation: EvaluationConfig | None = None
     local: LocalConfig = LocalConfig()
     nodes: NodesConfig | None = None
 
     @model_validator(mode="after")
-    def _minibatches_divide(self) -> "GrpoExperiment":
-        if self.trainer.minibatches > self.rollout.prompts_per_step:
-            raise ValueError(
-                f"trainer.minibatches ({self.trainer.minibatches}) must not exceed rollout.prompts_per_step "
-                f"({self.rollout.prompts_per_step}): every optimiser step needs at least one group"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _rewards_go_together(self) -> "GrpoExperiment":
+    def _rewards_go_together(self) -> Self:
         refuse_impossible(self.rewards)
         refuse_slow_tests(self.rewards, self.scoring.limit_s)
         return self
 
     @model_validator(mode="after")
-    def _token_penalties_have_a_use(self) -> "GrpoExperiment":
+    def _token_penalties_have_a_use(self) -> Self:
         limit = self.rollout.max_completion_tokens
         for reward in self.rewards:
             if (reward.cache_tokens or 0) > limit:
@@ -77,6 +69,38 @@ class GrpoExperiment(_Experiment):
                     f"rewards: target_tokens ({reward.target_tokens}) of {reward.part_name} must be below "
                     f"rollout.max_completion_tokens ({limit}): no completion is longer"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _trainer_and_engines_go_together(self) -> Self:
+        _refuse_impossible_circle(cast("RolloutExperiment", self))
+        return self
+
+    @property
+    def num_engines(self) -> int:
+        return self.local.engines
+
+    @property
+    def num_scorers(self) -> int:
+        """Scorer processes, each with `local.scorers` workers."""
+        return self.nodes.num_scorers if self.nodes else 1
+
+    @property
+    def chunk_prompts(self) -> int:
+        """Prompts of a chunk: an engine should find more than one chunk a step, so that none waits idle."""
+        if self.rollout.chunk_prompts is not None:
+            return self.rollout.chunk_prompts
+        return max(1, -(-self.rollout.prompts_per_step // (2 * self.local.engines)))
+
+
+class GrpoExperiment(_RolloutExperiment):
+    """Reinforcement learning from the rewards of groups of completions."""
+
+    objective: Literal["grpo"]
+    trainer: TrainerConfig
+
+    @model_validator(mode="after")
+    def _truncated_completions_are_masked_or_punished(self) -> "GrpoExperiment":
         if self.trainer.masks_truncated and any(reward.is_overlong and reward.weight for reward in self.rewards):
             raise ValueError(
                 "trainer.masks_truncated leaves out the very completions that the reward overlong punishes most: they "
@@ -96,55 +120,31 @@ class GrpoExperiment(_Experiment):
             )
         return self
 
-    @model_validator(mode="after")
-    def _deterministic_is_possible(self) -> "GrpoExperiment":
-        if self.deterministic:
-            _require(
-                {
-                    "rollout.max_staleness": (self.rollout.max_staleness, 0),
-                    "rollout.precision": (self.rollout.precision, "float32"),
-                    "trainer.precision": (self.trainer.precision, "float32"),
-                    "local.trainer_threads": (self.local.trainer_threads, 1),
-                    "local.engine_threads": (self.local.engine_threads, 1),
-                }
-            )
-        return self
+
+class IteratedDpoExperiment(_RolloutExperiment):
+    """DPO in rounds, on pairs of the policy's own completions that the rewards rank."""
+
+    objective: Literal["dpo"]
+    trainer: IteratedDpoConfig
 
     @model_validator(mode="after")
-    def _int8_is_not_sharded(self) -> "GrpoExperiment":
-        trainer = self.trainer
-        if self.policy.reference == "int8" and trainer.zero_stage == 3 and trainer.kl_beta > 0:
+    def _groups_hold_the_pairs(self) -> "IteratedDpoExperiment":
+        wanted, size = self.trainer.pairs_per_prompt, self.rollout.group_size
+        if 2 * wanted > size:
             raise ValueError(
-                'policy.reference = "int8" does not go with trainer.zero_stage = 3: ZeRO-3 cuts weights into shards '
-                "and transposes them in every linear layer, which torchao's int8 weights cannot do; set "
-                'policy.reference = "offloaded", which is sharded too, or trainer.zero_stage <= 2'
+                f"trainer.pairs_per_prompt ({wanted}) must be at most {size // 2}: a group of rollout.group_size = "
+                f"{size} completions holds no more pairs, of which each completion is in one at most"
             )
         return self
 
     @model_validator(mode="after")
-    def _adapters_have_their_base_at_hand(self) -> "GrpoExperiment":
-        if self.trainer.lora is not None and self.policy.reference != "on_device" and self.trainer.kl_beta > 0:
+    def _reference_has_a_home(self) -> "IteratedDpoExperiment":
+        if self.policy.reference != "on_device" and not self.trainer.has_reference_model:
             raise ValueError(
-                f'policy.reference = "{self.policy.reference}" does not go with [trainer.lora]: the reference is the '
-                "policy without its adapters, and takes no memory of its own. Leave policy.reference out"
+                f'policy.reference = "{self.policy.reference}" says where a second model lives, and trainer.reference '
+                '= "round" has none: it is the policy as the round began. Leave one of them out'
             )
         return self
-
-    @property
-    def num_engines(self) -> int:
-        return self.local.engines
-
-    @property
-    def num_scorers(self) -> int:
-        """Scorer processes, each with `local.scorers` workers."""
-        return self.nodes.num_scorers if self.nodes else 1
-
-    @property
-    def chunk_prompts(self) -> int:
-        """Prompts of a chunk: an engine should find more than one chunk a step, so that none waits idle."""
-        if self.rollout.chunk_prompts is not None:
-            return self.rollout.chunk_prompts
-        return max(1, -(-self.rollout.prompts_per_step // (2 * self.local.engines)))
 
 
 class _SupervisedExperiment(_Experiment):
@@ -225,8 +225,42 @@ class StepRewardExperiment(_SupervisedExperiment):
         return self
 
 
+RolloutExperiment = GrpoExperiment | IteratedDpoExperiment
+"""What generates."""
 SupervisedExperiment = SftExperiment | DpoExperiment | RewardModelExperiment | StepRewardExperiment
-ExperimentConfig = SupervisedExperiment | GrpoExperiment
+ExperimentConfig = SupervisedExperiment | RolloutExperiment
+
+
+def _refuse_impossible_circle(experiment: RolloutExperiment) -> None:
+    rollout, trainer, policy = experiment.rollout, experiment.trainer, experiment.policy
+    if trainer.minibatches > rollout.prompts_per_step:
+        raise ValueError(
+            f"trainer.minibatches ({trainer.minibatches}) must not exceed rollout.prompts_per_step "
+            f"({rollout.prompts_per_step}): every optimiser step needs at least one group"
+        )
+    if experiment.deterministic:
+        _require(
+            {
+                "rollout.max_staleness": (rollout.max_staleness, 0),
+                "rollout.precision": (rollout.precision, "float32"),
+                "trainer.precision": (trainer.precision, "float32"),
+                "local.trainer_threads": (experiment.local.trainer_threads, 1),
+                "local.engine_threads": (experiment.local.engine_threads, 1),
+            }
+        )
+    if not trainer.has_reference_model or policy.reference == "on_device":
+        return
+    if policy.reference == "int8" and trainer.zero_stage == 3:
+        raise ValueError(
+            'policy.reference = "int8" does not go with trainer.zero_stage = 3: ZeRO-3 cuts weights into shards '
+            "and transposes them in every linear layer, which torchao's int8 weights cannot do; set "
+            'policy.reference = "offloaded", which is sharded too, or trainer.zero_stage <= 2'
+        )
+    if trainer.lora is not None:
+        raise ValueError(
+            f'policy.reference = "{policy.reference}" does not go with [trainer.lora]: the reference is the '
+            "policy without its adapters, and takes no memory of its own. Leave policy.reference out"
+        )
 
 
 def _refuse_impossible_steps(experiment: SupervisedExperiment) -> None:

@@ -2,11 +2,13 @@
 
 import math
 import os
+from collections.abc import Mapping
 
 import numpy as np
 import torch.distributed as dist
 
 from towline.jobs.agreement import Agreement
+from towline.jobs.experiment import GrpoExperiment
 from towline.jobs.failed_scores import FailedScores
 from towline.jobs.held_out import HeldOut
 from towline.jobs.keep_checkpoint import keep_checkpoint
@@ -24,11 +26,12 @@ from towline.storage.lineage import Lineage, fits
 from towline.storage.metrics import MetricsWriter, append_jsonl
 from towline.storage.run_directory import read_jsonl
 from towline.storage.set_aside import set_aside
-from towline.trainer import grpo
 from towline.trainer.checkpoint import load_checkpoint
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
+from towline.trainer.falling_chosen import FallingChosen
 from towline.trainer.packing import TokenSequence, pack
 from towline.trainer.reference import Reference
+from towline.trainer.rollout_steps import Metrics
 from towline.trainer.tripwires import Tripwires
 
 PERTURBATION = 0.1
@@ -45,7 +48,7 @@ class LiveTrainer:
         self, role: Role, engine: DeepSpeedEngine, reference: Reference | None, resume_step: int | None
     ) -> None:
         self.role, self.engine, self.reference, self.resume_step = role, engine, reference, resume_step
-        experiment = role.grpo
+        experiment = role.circle
         both_float32 = experiment.trainer.precision == experiment.rollout.precision == "float32"
         self.first_step = resume_step or 0
         self.is_first_rank = dist.get_rank() == 0
@@ -79,8 +82,7 @@ class LiveTrainer:
         )
         self.tripwires = Tripwires(
             engine_precision=experiment.rollout.precision if experiment.rollout.engine == "vllm" else None,
-            has_reference=experiment.trainer.kl_beta > 0,
-            kl_beta=experiment.trainer.kl_beta,
+            kl_beta=experiment.trainer.kl_beta if isinstance(experiment, GrpoExperiment) else 0.0,
             precision=experiment.trainer.precision,
             is_exact=engine.device.type == "cpu",
             trained_models=tuple(one.part_name for one in experiment.rewards if one.is_reward_model and one.weight > 0),
@@ -88,7 +90,10 @@ class LiveTrainer:
                 one.part_name for one in experiment.rewards if one.is_reward_model and not one.weight
             ),
         )
-        self.tripwires.recall(read_jsonl(role.run.metrics) if self.is_first_rank else ())
+        known = read_jsonl(role.run.metrics) if self.is_first_rank else []
+        self.tripwires.recall(known)
+        self.falling_chosen = FallingChosen()
+        self.falling_chosen.recall(map(_chosen_reward, known))
         self.saved: int | None = resume_step
         self._is_proven = False
         self._saved_digest = ""
@@ -110,7 +115,7 @@ class LiveTrainer:
             self.probe.calibrate(engines, self._own)
         if self.resume_step is not None:
             self.role.heartbeat.beat("load")
-            present = training_state(self.role.grpo, self.training.data_hash, step=self.resume_step)
+            present = training_state(self.role.circle, self.training.data_hash, step=self.resume_step)
             saved = load_checkpoint(
                 self.engine,
                 self.role.run.checkpoints,
@@ -122,25 +127,25 @@ class LiveTrainer:
             self.lineage.continue_from(saved.branch)
             self._saved_digest = saved.stream_digest
             self._note_own_logprobs()
-        elif self.publisher.adopt(self.version, digest, model_identity(self.role.grpo.policy.folder)):
+        elif self.publisher.adopt(self.version, digest, model_identity(self.role.circle.policy.folder)):
             if engines and self.probe is not None:
                 self.probe.judge(self.version, engines, self._own, self._own)
             return
         self._prove_and_publish()
 
-    def publish(self, version: int) -> grpo.Metrics:
+    def publish(self, version: int) -> Metrics:
         self.version = version
         return self._publish() if self._is_proven else self._prove_and_publish()
 
-    def _prove_and_publish(self) -> grpo.Metrics:
+    def _prove_and_publish(self) -> Metrics:
         """The first publication proves that engines compute with what they are sent: a step too large to overlook,
         there and back. They generate nothing in between."""
-        with self.engine.perturbed(seed=self.role.grpo.seed, size=PERTURBATION):
+        with self.engine.perturbed(seed=self.role.circle.seed, size=PERTURBATION):
             self._publish(is_trial=True)
         self._is_proven = True
         return self._publish(must_conclude=True)
 
-    def _publish(self, *, is_trial: bool = False, must_conclude: bool = False) -> grpo.Metrics:
+    def _publish(self, *, is_trial: bool = False, must_conclude: bool = False) -> Metrics:
         """Bring the present weights to the engines and judge, on rank 0, whether they compute with them."""
         previous = self._own
         engines = self.publisher.publish(self.version, is_trial=is_trial)
@@ -152,14 +157,16 @@ class LiveTrainer:
             metrics |= self.probe.judge(self.version, engines, self._own, previous, must_conclude=must_conclude)
         return metrics
 
-    def finish_step(self, step: int, metrics: grpo.Metrics) -> None:
+    def finish_step(self, step: int, metrics: Metrics) -> None:
         if self.metrics is not None:
             metrics = metrics | self.rollouts.metrics
             judged, alarms = self.tripwires.judge(step, metrics)
+            falling = self.falling_chosen.judge(step, _chosen_reward(metrics))
+            alarms += [] if falling is None else [falling]
             for text in alarms:
                 append_jsonl(self.role.run.alarms, {"step": step, "text": text})
             self.metrics.write(step, metrics | judged)
-        experiment = self.role.grpo
+        experiment = self.role.circle
         if (step + 1) % experiment.trainer.checkpoint_every == 0:
             self._save(step + 1)
         if step + 1 < experiment.steps:
@@ -167,7 +174,7 @@ class LiveTrainer:
 
     def evaluate_if_due(self, version: int) -> None:
         """Before the first step, and every so many steps."""
-        every = self.role.grpo.evaluation.every if self.role.grpo.evaluation else None
+        every = self.role.circle.evaluation.every if self.role.circle.evaluation else None
         if version == 0 or (every is not None and version % every == 0):
             self._evaluate(version)
 
@@ -180,7 +187,7 @@ class LiveTrainer:
         """Leave a checkpoint, judge the last version unless stopped, and let the engines go."""
         if next_step != self.saved:
             self._save(next_step)
-        is_done = next_step == self.role.grpo.steps
+        is_done = next_step == self.role.circle.steps
         if is_done:
             self._evaluate(next_step)
         if self.metrics is not None:
@@ -193,7 +200,7 @@ class LiveTrainer:
 
     def _save(self, step: int) -> None:
         state = training_state(
-            self.role.grpo,
+            self.role.circle,
             self.training.data_hash,
             step=step,
             branch=self.lineage.branch,
@@ -224,7 +231,7 @@ class LiveTrainer:
                     self.lineage,
                     read_shard(path).origin,
                     sampling_hash=work.sampling_hash,
-                    max_staleness=self.role.grpo.rollout.max_staleness if work is self.training else 0,
+                    max_staleness=self.role.circle.rollout.max_staleness if work is self.training else 0,
                 )
                 if reason is not None:
                     set_aside(self.role.run, path, reason, self.role.attempt)
@@ -242,3 +249,9 @@ class LiveTrainer:
         """Of the probe text at temperature 1, as the engines answer."""
         with self.engine.policy.at_temperature(1.0):
             self._own = self.engine.evaluate(self._probe_batch).cpu().numpy()
+
+
+def _chosen_reward(metrics: Mapping[str, float | None]) -> float:
+    """NaN where there are no pairs: of GRPO, of a round without any, and of what was not finite."""
+    reward = metrics.get("preference/chosen_reward")
+    return math.nan if reward is None else reward

@@ -11,6 +11,7 @@ from towline.jobs.experiment import (
     DpoExperiment,
     ExperimentConfig,
     GrpoExperiment,
+    IteratedDpoExperiment,
     RewardModelExperiment,
     SftExperiment,
     StepRewardExperiment,
@@ -85,10 +86,14 @@ def _kind(path: Path, text: str, overridden: set[str], raw: dict[str, Any]) -> t
 
 
 def _class_of(raw: dict[str, Any]) -> type[ExperimentConfig]:
-    """A reward model's data are pairs, or judged steps, as its head says."""
+    """A reward model's data are pairs, or judged steps, as its head says; DPO's are given, or generated."""
     trainer: Any = raw.get("trainer")
     is_of_steps = isinstance(trainer, dict) and cast(dict[str, Any], trainer).get("head") == "process"
-    return StepRewardExperiment if raw["objective"] == "reward_model" and is_of_steps else OBJECTIVES[raw["objective"]]
+    if raw["objective"] == "reward_model" and is_of_steps:
+        return StepRewardExperiment
+    if raw["objective"] == "dpo" and ("rollout" in raw or "rewards" in raw):
+        return IteratedDpoExperiment
+    return OBJECTIVES[raw["objective"]]
 
 
 def _override(raw: dict[str, Any], item: str) -> str:

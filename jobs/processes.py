@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.jobs.launch import GroupName, ProcessSpec
 from towline.storage.run_directory import RunDirectory
 
@@ -69,7 +69,7 @@ class Attempt:
 
         ranks = spec(TRAINER, "trainer", threads=local.trainer_threads)
         trainer = dataclasses.replace(ranks, num_tasks=local.trainer_ranks)
-        if self.replay_step is not None or not isinstance(self.experiment, GrpoExperiment):
+        if self.replay_step is not None or not isinstance(self.experiment, RolloutExperiment):
             return [trainer]
         threads = self.experiment.local.engine_threads
         engines = [spec(name, "rollout", n, threads=threads) for n, name in enumerate(self._engines)]

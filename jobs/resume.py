@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import psutil
 
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.jobs.first_fault import recorded_faults
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.storage.checkpoints import newest_step
@@ -54,7 +54,7 @@ def prepare_resume(
 
 def _generated(experiment: ExperimentConfig, run: RunDirectory) -> list[Workload]:
     """What the run's engines write; nothing where there are none."""
-    if not isinstance(experiment, GrpoExperiment):
+    if not isinstance(experiment, RolloutExperiment):
         return []
     works = (training_work(experiment, run), evaluation_work(experiment, run))
     return [work for work in works if work is not None]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from towline.jobs.control_store import ControlStore
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.jobs.heartbeat import Heartbeat
 from towline.jobs.load_experiment import recorded_experiment
 from towline.storage.errors import StoreError
@@ -35,9 +35,9 @@ class Role:
     heartbeat: Heartbeat
 
     @property
-    def grpo(self) -> GrpoExperiment:
+    def circle(self) -> RolloutExperiment:
         """For what only a run with engines has."""
-        assert isinstance(self.experiment, GrpoExperiment), self.experiment.objective
+        assert isinstance(self.experiment, RolloutExperiment), self.experiment.objective
         return self.experiment
 
     @property

@@ -23,15 +23,15 @@ _IDLE_S = 0.01
 
 
 def serve_run(role: Role, engine_number: int) -> None:
-    training = training_work(role.grpo, role.run)
-    evaluation = evaluation_work(role.grpo, role.run)
+    training = training_work(role.circle, role.run)
+    evaluation = evaluation_work(role.circle, role.run)
     tokenizers = {
-        work.name: PromptTokenizer(role.grpo.policy.folder, chat=work.chat) for work in (training, evaluation) if work
+        work.name: PromptTokenizer(role.circle.policy.folder, chat=work.chat) for work in (training, evaluation) if work
     }
     role.heartbeat.beat("load")
     engine = load_engine(role, context_tokens(role, training, tokenizers[training.name]))
     subscriber = Subscriber(role.store, engine, engine_number, role.heartbeat.beat, role.life)
-    subscriber.introduce(model_identity(role.grpo.policy.folder))
+    subscriber.introduce(model_identity(role.circle.policy.folder))
     worker = _Worker(role, engine_number, engine, subscriber, training, evaluation, tokenizers)
     while not role.is_finished:
         if not worker.needs_these_weights:
@@ -49,8 +49,8 @@ def serve_run(role: Role, engine_number: int) -> None:
 
 def context_tokens(role: Role, work: Workload, tokenizer: PromptTokenizer) -> int:
     """Longest prompt plus completion, and room for the probe text where the model has it."""
-    rollout = role.grpo.rollout
-    config = json.loads((role.grpo.policy.folder / "config.json").read_text())
+    rollout = role.circle.rollout
+    config = json.loads((role.circle.policy.folder / "config.json").read_text())
     model_limit = config.get("max_position_embeddings", sys.maxsize)
     if rollout.max_context_tokens is not None:
         return min(rollout.max_context_tokens, model_limit)
@@ -59,7 +59,7 @@ def context_tokens(role: Role, work: Workload, tokenizer: PromptTokenizer) -> in
 
 
 def load_engine(role: Role, max_context_tokens: int) -> Engine:
-    rollout = role.grpo.rollout
+    rollout = role.circle.rollout
     if rollout.engine == "scripted":
         from towline.rollout.scripted_engine import ScriptedEngine, noise_script
 
@@ -67,13 +67,13 @@ def load_engine(role: Role, max_context_tokens: int) -> Engine:
     from towline.rollout.vllm_engine import VllmEngine
 
     return VllmEngine(
-        role.grpo.policy.folder,
+        role.circle.policy.folder,
         precision=rollout.precision,
         max_context_tokens=max_context_tokens,
         max_sequences=rollout.max_sequences,
         kv_cache_gib=rollout.kv_cache_gib,
         gpu_memory=rollout.gpu_memory,
-        threads=role.grpo.local.engine_threads,
+        threads=role.circle.local.engine_threads,
     )
 
 
@@ -97,13 +97,13 @@ class _Worker:
     @property
     def needs_these_weights(self) -> bool:
         """An evaluation is of one version, and so is a chunk whose bits must not depend on when weights arrive."""
-        return any(work is self.evaluation or self.role.grpo.deterministic for work, _ in self.in_flight)
+        return any(work is self.evaluation or self.role.circle.deterministic for work, _ in self.in_flight)
 
     def lease(self) -> None:
         """Take chunks for as long as sequences are free: evaluations first, then the earliest step that is due."""
-        is_deterministic = self.role.grpo.deterministic
+        is_deterministic = self.role.circle.deterministic
         # What the engine read from the model folder is no version of this run.
-        while self.subscriber.has_weights and self.engine.num_unfinished < self.role.grpo.rollout.max_sequences:
+        while self.subscriber.has_weights and self.engine.num_unfinished < self.role.circle.rollout.max_sequences:
             if self.role.is_stopping or (is_deterministic and self.in_flight):
                 return
             claimed = self._claim_evaluation() or self._claim_training()
@@ -132,7 +132,10 @@ class _Worker:
         if start is None:
             return None
         self._step = max(self._step, start["step"], self.role.store.get("training") or 0)
-        last = min(self.engine.version + self.role.grpo.rollout.max_staleness, self.role.grpo.steps - 1)
+        last = min(
+            self.engine.version + self.role.circle.rollout.max_staleness,
+            self.role.circle.steps - 1,
+        )
         # Not `_step` itself: a chunk of the step that is trained may come back from an engine that died.
         for step in range(self._step, last + 1):
             claimed = self._claim(self.training, step)
@@ -166,7 +169,7 @@ class _Worker:
                 temperature=work.temperature,
                 max_completion_tokens=work.max_completion_tokens,
                 stop_token_ids=tuple(tokenizer.stop_token_ids),
-                seed=self.role.grpo.seed,
+                seed=self.role.circle.seed,
             ),
             name=f"{work.name}/{chunk}",
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from towline.jobs.failed_scores import FailedScores
+from towline.jobs.inner_steps import inner_steps, training_temperature
 from towline.jobs.live_trainer import LiveTrainer
 from towline.jobs.role import Role
 from towline.jobs.trainer_rollouts import RecordedRollouts
@@ -18,11 +19,11 @@ from towline.jobs.work import training_work
 from towline.storage import checkpoints
 from towline.storage.errors import FailedScoresError
 from towline.storage.metrics import append_jsonl
-from towline.trainer import grpo
 from towline.trainer.checkpoint import load_checkpoint
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
-from towline.trainer.policy import load_policy
+from towline.trainer.policy import Policy, load_policy
 from towline.trainer.reference import Reference
+from towline.trainer.rollout_steps import Metrics, Rollouts, train
 
 
 def train_on_rollouts(role: Role, resume_step: int | None) -> None:
@@ -46,7 +47,7 @@ def train_on_rollouts(role: Role, resume_step: int | None) -> None:
             role,
             engine,
             reference,
-            steps=range(live.first_step, role.grpo.steps),
+            steps=range(live.first_step, role.circle.steps),
             rollouts=live.rollouts,
             publish=live.publish,
             finish_step=live.finish_step,
@@ -59,9 +60,9 @@ def train_on_rollouts(role: Role, resume_step: int | None) -> None:
         reference.discard()
 
 
-def _load(role: Role, refreshed: Path) -> tuple[DeepSpeedEngine, Reference | None]:
-    experiment = role.grpo
-    folder, temperature = experiment.policy.folder, experiment.rollout.temperature
+def _load(role: Role, refreshed: Path) -> tuple[DeepSpeedEngine[Policy], Reference | None]:
+    experiment = role.circle
+    folder, temperature = experiment.policy.folder, training_temperature(experiment)
     policy = load_policy(
         folder,
         temperature=temperature,
@@ -72,7 +73,7 @@ def _load(role: Role, refreshed: Path) -> tuple[DeepSpeedEngine, Reference | Non
     )
     engine = DeepSpeedEngine(policy, experiment.trainer)
     role.heartbeat.beat("load")
-    if experiment.trainer.kl_beta == 0:
+    if not experiment.trainer.has_reference_model:
         return engine, None
     reference = Reference(
         folder,
@@ -87,39 +88,37 @@ def _load(role: Role, refreshed: Path) -> tuple[DeepSpeedEngine, Reference | Non
 
 def _train(
     role: Role,
-    engine: DeepSpeedEngine,
+    engine: DeepSpeedEngine[Policy],
     reference: Reference | None,
     *,
     steps: range,
-    rollouts: grpo.Rollouts,
-    publish: Callable[[int], grpo.Metrics],
-    finish_step: Callable[[int, grpo.Metrics], None],
+    rollouts: Rollouts,
+    publish: Callable[[int], Metrics],
+    finish_step: Callable[[int, Metrics], None],
 ) -> int:
-    return grpo.train(
+    return train(
         engine,
         reference,
-        role.grpo.trainer,
+        inner_steps(role.circle, engine, reference, on_progress=role.heartbeat.beat),
         steps=steps,
-        seed=role.grpo.seed,
         rollouts=rollouts,
-        max_completion_tokens=role.grpo.rollout.max_completion_tokens,
         publish=publish,
         finish_step=finish_step,
         on_progress=role.heartbeat.beat,
     )
 
 
-def _replay(role: Role, engine: DeepSpeedEngine, reference: Reference | None, last_step: int) -> None:
+def _replay(role: Role, engine: DeepSpeedEngine[Policy], reference: Reference | None, last_step: int) -> None:
     """Train again from the newest checkpoint at or before `last_step`, on the recorded rollouts."""
-    work = training_work(role.grpo, role.run)
+    work = training_work(role.circle, role.run)
     folder = role.run.checkpoints
     first = checkpoints.newest_step(folder, at_most=last_step) or 0
     if first:
-        present = training_state(role.grpo, work.data_hash, step=first)
+        present = training_state(role.circle, work.data_hash, step=first)
         load_checkpoint(engine, folder, first, present, reference=reference)
     rows = role.run.logs(role.attempt) / "replay.jsonl"
 
-    def finish_step(step: int, metrics: grpo.Metrics) -> None:
+    def finish_step(step: int, metrics: Metrics) -> None:
         if dist.get_rank() == 0:
             append_jsonl(rows, {"step": step, **metrics})
 
@@ -128,7 +127,7 @@ def _replay(role: Role, engine: DeepSpeedEngine, reference: Reference | None, la
         engine,
         reference,
         steps=range(first, last_step + 1),
-        rollouts=RecordedRollouts(work, FailedScores(role.grpo.scoring.max_failed)),
+        rollouts=RecordedRollouts(work, FailedScores(role.circle.scoring.max_failed)),
         publish=lambda version: {},
         finish_step=finish_step,
     )

@@ -22,14 +22,21 @@ def score_run(role: Role, number: int) -> None:
     Args:
         number: which of the scorers this is; each grades its share of a step's chunks.
     """
-    workloads = [work for work in (training_work(role.grpo, role.run), evaluation_work(role.grpo, role.run)) if work]
+    workloads = [
+        work
+        for work in (
+            training_work(role.circle, role.run),
+            evaluation_work(role.circle, role.run),
+        )
+        if work
+    ]
     graders = {work.name: _grader(role, work) for work in workloads}
     try:
         done: set[tuple[str, ChunkId]] = set()
         while not role.is_finished:
             for work in workloads:
                 for chunk in _due(role, work):
-                    is_mine = chunk.chunk % role.grpo.num_scorers == number
+                    is_mine = chunk.chunk % role.circle.num_scorers == number
                     if not is_mine or (work.name, chunk) in done:
                         continue
                     if role.store.get(f"{work.name}/sealed/{chunk}") is None:
@@ -96,7 +103,7 @@ def _due(role: Role, work: Workload) -> list[ChunkId]:
     if start is None:
         return []
     at = role.store.get("training") or start["step"]
-    ahead = range(at, min(at + role.grpo.rollout.max_staleness + 1, role.grpo.steps))
+    ahead = range(at, min(at + role.circle.rollout.max_staleness + 1, role.circle.steps))
     return [chunk for step in ahead for chunk, _ in asked_chunks(role.store, work, step)]
 
 
@@ -104,10 +111,10 @@ def _grader(role: Role, work: Workload) -> Grader:
     grader = Grader(
         work.rewards,
         max_completion_tokens=work.max_completion_tokens,
-        num_workers=role.grpo.local.scorers,
-        limit_s=role.grpo.scoring.limit_s,
+        num_workers=role.circle.local.scorers,
+        limit_s=role.circle.scoring.limit_s,
         folder=role.run.root,
-        memory_gib=role.grpo.scoring.memory_gib,
+        memory_gib=role.circle.scoring.memory_gib,
     )
     if grader.why_slow_starts:
         print(f"! {work.name}: {grader.why_slow_starts}", flush=True)

@@ -15,7 +15,7 @@ MEASURES = {"nll": "nll", "win_rate": "win rate", "accuracy": "pair accuracy", "
 def step_line(row: Row, num_steps: int) -> str:
     """Steps are counted from 1 here: 20/20 is the last."""
     width = len(str(num_steps))
-    if (name := next((name for name in EXAMPLE_LOSSES if name in row), None)) is not None:
+    if "reward/mean" not in row and (name := next((name for name in EXAMPLE_LOSSES if name in row), None)) is not None:
         margin = f"margin {number(row['preference/margin'], '.3f')}  " if "preference/margin" in row else ""
         return (
             f"step {row['step'] + 1:>{width}}/{num_steps}  {EXAMPLE_LOSSES[name]} {number(row[name], '.4f')}  {margin}"
@@ -28,10 +28,17 @@ def step_line(row: Row, num_steps: int) -> str:
     )
     return (
         f"step {row['step'] + 1:>{width}}/{num_steps}  reward {number(row.get('reward/mean'), '.3f')}  "
-        f"kl {number(row.get('loss/kl'), '.4f')}  mismatch {number(row.get('mismatch/k3'), '.0e')}  "
+        f"{learned(row)}  mismatch {number(row.get('mismatch/k3'), '.0e')}  "
         f"length {number(row.get('completion/length'), '.0f')}  {number(row.get('speed/tokens_per_s'), ',.0f')} tok/s  "
         f"{number(row.get('seconds/step'), '.1f')} s ({parts}){failures(row)}"
     )
+
+
+def learned(row: Row) -> str:
+    """How far a step on rollouts went: from the reference, or between the completions of its pairs."""
+    if "preference/pairs" in row:
+        return f"pairs {number(row['preference/pairs'], '.0f')}  margin {number(row.get('preference/margin'), '.3f')}"
+    return f"kl {number(row.get('loss/kl'), '.4f')}"
 
 
 def failures(row: Row) -> str:

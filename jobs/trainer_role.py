@@ -9,6 +9,7 @@ import torch
 from towline.jobs.experiment import (
     DpoExperiment,
     GrpoExperiment,
+    IteratedDpoExperiment,
     RewardModelExperiment,
     SftExperiment,
     StepRewardExperiment,
@@ -29,8 +30,8 @@ def train_run(role: Role, world: World) -> None:
     role.heartbeat.beat("load")
     # What other objectives need takes time to import.
     match role.experiment:
-        case GrpoExperiment():
-            from towline.jobs.grpo_trainer import train_on_rollouts
+        case GrpoExperiment() | IteratedDpoExperiment():
+            from towline.jobs.rollout_trainer import train_on_rollouts
 
             train_on_rollouts(role, resume_step)
         case SftExperiment() as experiment:

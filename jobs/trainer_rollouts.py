@@ -22,8 +22,8 @@ from towline.storage.lineage import Lineage, fits, is_off_policy
 from towline.storage.records import ChunkId, ShardOrigin
 from towline.storage.set_aside import set_aside
 from towline.trainer.dynamic_sampling import StepBatch, step_batch, wants_another_wave
-from towline.trainer.grpo import Metrics
 from towline.trainer.rollout_batch import ScoredGroup
+from towline.trainer.rollout_steps import Metrics
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class LiveRollouts:
                 self.lineage,
                 origin,
                 sampling_hash=self.work.sampling_hash,
-                max_staleness=self.role.grpo.rollout.max_staleness,
+                max_staleness=self.role.circle.rollout.max_staleness,
             )
             if reason is not None:
                 set_aside(self.role.run, path, reason, self.role.attempt)

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from towline.jobs.experiment import DpoExperiment, ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import DpoExperiment, ExperimentConfig, GrpoExperiment, IteratedDpoExperiment
 from towline.storage.checkpoints import TrainingState, model_identity
 from towline.trainer.config import EngineConfig
+
+_MAY_CHANGE = {"batch_size", "beta", "pairs_per_prompt", "inner_epochs", "minibatches"}
+"""What a resume may set anew; beta is told of where it stands for the KL's."""
 
 
 def training_state(
@@ -47,19 +50,19 @@ def reference_identity(experiment: ExperimentConfig, step: int) -> str:
     the model that the run began with.
     """
     folder = _identity(experiment.policy.folder)
-    if not isinstance(experiment, GrpoExperiment):
+    if not isinstance(experiment, GrpoExperiment | IteratedDpoExperiment):
         return folder
     version = experiment.trainer.last_refresh(step)
-    is_int8 = experiment.policy.reference == "int8" and experiment.trainer.kl_beta > 0
+    is_int8 = experiment.policy.reference == "int8" and experiment.trainer.has_reference_model
     refreshed = "" if version is None else f", refreshed at step {version}"
     return folder + refreshed + (", int8" if is_int8 else "")
 
 
 def _loss_settings(experiment: ExperimentConfig) -> dict[str, float | str]:
-    """What else an objective on given examples says of its loss: another one would go on with the moments of this."""
+    """What else DPO, SFT and reward models say of their loss: another one would go on with the moments of this."""
     if isinstance(experiment, GrpoExperiment):
         return {}
-    own = type(experiment.trainer).model_fields.keys() - EngineConfig.model_fields.keys() - {"batch_size", "beta"}
+    own = type(experiment.trainer).model_fields.keys() - EngineConfig.model_fields.keys() - _MAY_CHANGE
     return {name: getattr(experiment.trainer, name) for name in sorted(own)}
 
 
@@ -68,7 +71,7 @@ def _kl_beta(experiment: ExperimentConfig) -> float:
     match experiment:
         case GrpoExperiment():
             return experiment.trainer.kl_beta
-        case DpoExperiment():
+        case DpoExperiment() | IteratedDpoExperiment():
             return experiment.trainer.beta
         case _:
             return 0.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.experiment import RolloutExperiment
 from towline.rollout.rewards.config import RewardConfig
 from towline.storage.datasets import PromptDataset, load_prompts
 from towline.storage.records import ChunkId
@@ -76,7 +76,7 @@ class Workload:
         return f"lease/{self.name}/{chunk}"
 
 
-def training_work(experiment: GrpoExperiment, run: RunDirectory) -> Workload:
+def training_work(experiment: RolloutExperiment, run: RunDirectory) -> Workload:
     data = load_prompts(experiment.data)
     rollout = experiment.rollout
     return Workload(
@@ -93,7 +93,7 @@ def training_work(experiment: GrpoExperiment, run: RunDirectory) -> Workload:
     )
 
 
-def evaluation_work(experiment: GrpoExperiment, run: RunDirectory) -> Workload | None:
+def evaluation_work(experiment: RolloutExperiment, run: RunDirectory) -> Workload | None:
     """Held-out prompts, one completion each, judged by a stricter verifier than the one that is trained on."""
     if experiment.evaluation is None:
         return None

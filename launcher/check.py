@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.launcher.example_lines import example_lines
 from towline.launcher.experiment_file import read_experiment
 from towline.launcher.findings import Findings, Prompts
@@ -51,7 +51,7 @@ def report_lines(experiment: ExperimentConfig, found: Findings, job: Sequence[st
     for prompts in (found.train, found.held_out):
         if prompts is not None:
             yield from _data_lines(prompts)
-    if isinstance(experiment, GrpoExperiment):
+    if isinstance(experiment, RolloutExperiment):
         yield from _reward_lines(experiment.rewards, experiment.rollout.max_completion_tokens)
     for examples in (found.train_examples, found.held_out_examples):
         if examples is not None:
@@ -141,7 +141,7 @@ def _convergence_text(rule: Convergence) -> str:
 def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = False) -> Iterator[str]:
     """What trainer, engines and disk need, each beside what there is."""
     yield from _trainer_lines(plan, experiment)
-    if isinstance(experiment, GrpoExperiment):
+    if isinstance(experiment, RolloutExperiment):
         yield (
             f"        rollout {_times(plan.num_engines, 'engine')}   weights {size_text(plan.engine_weights)} + KV "
             f"cache {size_text(plan.kv_cache)} = {plan.kv_tokens:,} tokens of {plan.kv_bytes_per_token:,} B"
@@ -150,7 +150,7 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = F
         yield f"        scorer  reward models {size_text(plan.reward_models)}"
     verdict = "not compared: this is not where it will run" if on_cluster else _memory_verdict(plan)
     yield f"        memory  ~{size_text(plan.memory)} in all   {verdict}"
-    if isinstance(experiment, GrpoExperiment):
+    if isinstance(experiment, RolloutExperiment):
         yield _step_line(plan, experiment)
     free = free_bytes(experiment.run.root)
     shards = f"shards {size_text(plan.shards)}, " if plan.shards else ""
@@ -162,7 +162,7 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = F
 
 def _trainer_lines(plan: Plan, experiment: ExperimentConfig) -> Iterator[str]:
     state, reference = plan.state, ""
-    if plan.reference and isinstance(experiment, GrpoExperiment):
+    if plan.reference and isinstance(experiment, RolloutExperiment):
         place = {"on_device": "", "offloaded": " in main memory", "int8": " (int8)"}[experiment.policy.reference]
         reference = f" + reference {size_text(plan.reference)}{place}"
     yield (
@@ -179,7 +179,7 @@ def _trainer_lines(plan: Plan, experiment: ExperimentConfig) -> Iterator[str]:
         )
 
 
-def _step_line(plan: Plan, experiment: GrpoExperiment) -> str:
+def _step_line(plan: Plan, experiment: RolloutExperiment) -> str:
     rollout, most = experiment.rollout, experiment.rollout.max_waves
     waves = f", in up to {most} waves, each after the other's scores: up to {most} times as long" if most > 1 else ""
     return (

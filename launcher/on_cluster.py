@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.jobs.experiment_parts import LocalConfig, NodesConfig, TrainerNodesConfig
 from towline.jobs.slurm.placement import GROUPS, group_of
 from towline.jobs.slurm.profile import ClusterProfile, Option
@@ -63,7 +63,7 @@ def placed(experiment: ExperimentConfig, profile: ClusterProfile, *, smoke: bool
     """The experiment with the numbers of ranks, engines and scorers that the cluster's nodes give it."""
     per_node = {name: 1 if smoke else group_of(profile, name).processes_per_node for name in GROUPS}
     threads = {name: (profile.smoke if smoke else group_of(profile, name)).cpus_per_process for name in GROUPS}
-    kind = NodesConfig if isinstance(experiment, GrpoExperiment) else TrainerNodesConfig
+    kind = NodesConfig if isinstance(experiment, RolloutExperiment) else TrainerNodesConfig
     nodes = experiment.nodes or kind()
     if smoke:
         nodes = kind(max_node_hours=nodes.max_node_hours)

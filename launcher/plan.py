@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.jobs.work import EVALUATION_CHUNK_PROMPTS
 from towline.launcher.model_folder import ModelSizes
 from towline.trainer.config import EngineConfig, Home
@@ -198,7 +198,7 @@ class Plan:
 
 
 def make_plan(
-    experiment: GrpoExperiment, sizes: ModelSizes, *, prompt_tokens: int, num_held_out: int, reward_models: int = 0
+    experiment: RolloutExperiment, sizes: ModelSizes, *, prompt_tokens: int, num_held_out: int, reward_models: int = 0
 ) -> Plan:
     """
     Args:
@@ -261,10 +261,10 @@ def _trained_and_frozen(trainer: EngineConfig, sizes: ModelSizes) -> tuple[int, 
     return sizes.adapter_parameters(trainer.lora) or 0, sizes.num_parameters
 
 
-def _reference(experiment: GrpoExperiment, sizes: ModelSizes) -> int:
+def _reference(experiment: RolloutExperiment, sizes: ModelSizes) -> int:
     """Of one rank; with adapters it is the policy without them."""
     trainer = experiment.trainer
-    if trainer.kl_beta == 0 or trainer.lora is not None:
+    if not trainer.has_reference_model or trainer.lora is not None:
         return 0
     return reference_bytes(
         sizes.num_parameters,
@@ -288,7 +288,7 @@ def _checkpoint(experiment: ExperimentConfig, sizes: ModelSizes, *, has_refreshe
     )
 
 
-def _num_evaluations(experiment: GrpoExperiment) -> int:
+def _num_evaluations(experiment: RolloutExperiment) -> int:
     """One before the first step, one after the last, and those between."""
     if experiment.evaluation is None:
         return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from towline.jobs.devices import assign_gpus, visible_gpus
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.launcher.example_preflight import look_at_examples
 from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.findings import Findings
@@ -41,7 +41,7 @@ def preflight(
     """
     found = Findings()
     found.model = found.attempt(lambda: _model(file, experiment, for_cluster))
-    if isinstance(experiment, GrpoExperiment):
+    if isinstance(experiment, RolloutExperiment):
         look_at_prompts(found, file, experiment, tokenizer, for_cluster)
     else:
         look_at_examples(found, file, experiment)
@@ -60,7 +60,7 @@ def machine_problems(experiment: ExperimentConfig) -> list[str]:
     """What this machine lacks to carry out a run; a login node may lack it all."""
     packages = [
         *RUN_PACKAGES,
-        *(["vllm"] if isinstance(experiment, GrpoExperiment) and experiment.rollout.engine == "vllm" else []),
+        *(["vllm"] if isinstance(experiment, RolloutExperiment) and experiment.rollout.engine == "vllm" else []),
         *(["peft"] if experiment.trainer.lora is not None else []),
     ]
     missing = [name for name in packages if importlib.util.find_spec(name) is None]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.experiment import RolloutExperiment
 from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.findings import Findings, Prompts
 from towline.launcher.model_folder import ModelSizes
@@ -22,7 +22,7 @@ Tokenizer = Callable[[Path, Sequence[tuple[Sequence[str], bool]]], list[Tokenize
 
 
 def look_at_prompts(
-    found: Findings, file: ExperimentFile, experiment: GrpoExperiment, tokenizer: Tokenizer, cluster: str | None
+    found: Findings, file: ExperimentFile, experiment: RolloutExperiment, tokenizer: Tokenizer, cluster: str | None
 ) -> None:
     """Datasets, rewards, and what they need together; `found` has the model already."""
     found.train = _read_prompts(found, "data", experiment.data)
@@ -78,7 +78,7 @@ def _num_source_rows(data: PromptDataset) -> int:
     return data.report.num_rows + data.report.num_rejected
 
 
-def _schedule_problems(file: ExperimentFile, experiment: GrpoExperiment, found: Findings) -> Iterator[str]:
+def _schedule_problems(file: ExperimentFile, experiment: RolloutExperiment, found: Findings) -> Iterator[str]:
     if found.train is None:
         return
     wanted, key = experiment.rollout.prompts_per_step, "rollout.prompts_per_step"
@@ -96,7 +96,7 @@ def _schedule_problems(file: ExperimentFile, experiment: GrpoExperiment, found: 
         )
 
 
-def context_limit(experiment: GrpoExperiment, model: ModelSizes | None) -> tuple[int, str] | None:
+def context_limit(experiment: RolloutExperiment, model: ModelSizes | None) -> tuple[int, str] | None:
     """Tokens that prompt and completion may have together, and what says so."""
     limits = [(experiment.rollout.max_context_tokens, "rollout.max_context_tokens")]
     if model is not None:
@@ -105,7 +105,7 @@ def context_limit(experiment: GrpoExperiment, model: ModelSizes | None) -> tuple
     return min(known) if known else None
 
 
-def _context_problems(experiment: GrpoExperiment, found: Findings) -> Iterator[str]:
+def _context_problems(experiment: RolloutExperiment, found: Findings) -> Iterator[str]:
     limit = context_limit(experiment, found.model)
     completion = experiment.rollout.max_completion_tokens
     for prompts in (found.train, found.held_out):
@@ -130,7 +130,7 @@ def _beginning(text: str) -> str:
     return line if len(line) <= 60 else f"{line[:57]}…"
 
 
-def _read_golds(found: Findings, experiment: GrpoExperiment) -> None:
+def _read_golds(found: Findings, experiment: RolloutExperiment) -> None:
     """A failed score is left out of the loss; where more fail than scoring.max_failed, the run would stop."""
     if found.train is None:
         return
@@ -139,7 +139,7 @@ def _read_golds(found: Findings, experiment: GrpoExperiment) -> None:
         told.append(f"data: {unreadable}")
 
 
-def _try_sandbox(found: Findings, experiment: GrpoExperiment, cluster: str | None) -> None:
+def _try_sandbox(found: Findings, experiment: RolloutExperiment, cluster: str | None) -> None:
     """Where programs cannot be shut in, a run ends when its scorers start; on a cluster its nodes decide."""
     parts = [reward for reward in experiment.rewards if reward.use == CODE_TESTS]
     if not parts:

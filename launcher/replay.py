@@ -14,7 +14,8 @@ from towline.storage.errors import InputError, LedgerError
 from towline.storage.ledger import scores_path
 from towline.storage.run_directory import RunDirectory, read_jsonl
 
-LOSS = "loss/policy"
+LOSSES = ("loss/policy", "loss/preference")
+"""Of GRPO, and of DPO on pairs of rollouts."""
 TOLERANCE = 1e-6
 
 
@@ -94,7 +95,7 @@ def compare_losses(live: Mapping[int, Row], replayed: Sequence[Row]) -> list[Ste
 
 def _loss(row: Row) -> float:
     """What was not finite is written as null; a step that was not finished has no loss."""
-    value = row.get(LOSS)
+    value = next((row[name] for name in LOSSES if name in row), None)
     return float("nan") if value is None else value
 
 

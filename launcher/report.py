@@ -1,4 +1,4 @@
-"""The picture of a run: reward, held-out accuracy and distance from the reference over the steps."""
+"""The picture of a run: reward, held-out accuracy, and KL from the reference or margin of the pairs, over the steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ def draw_reward_curve(run: RunDirectory) -> None:
     _draw_reward(axes[0], rows)
     if evaluations:
         _draw_accuracy(axes[1], evaluations)
-    _draw_kl(axes[-1], rows)
+    (_draw_margin if "preference/pairs" in rows[0] else _draw_kl)(axes[-1], rows)
     for one in axes:
         clean_axes(one)
     axes[-1].set_xlabel("policy version (steps taken)", color=INK)
@@ -104,6 +104,15 @@ def _draw_kl(axes: Any, rows: Rows) -> None:
         axes.set_title("KL from the reference, nats per token", loc="left", fontsize=10, color=INK)
     else:
         axes.set_title("no reference: trainer.kl_beta is 0", loc="left", fontsize=10, color=MUTED)
+
+
+def _draw_margin(axes: Any, rows: Rows) -> None:
+    margin = column(rows, "preference/margin")
+    axes.plot(_versions(rows), margin, color=KL, lw=1.4)
+    axes.axhline(0, color=MUTED, lw=1)
+    axes.set_title(
+        "margin of the pairs: how much more the chosen gained on the reference", loc="left", fontsize=10, color=INK
+    )
 
 
 def clean_axes(axes: Any) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.experiment import RolloutExperiment
 from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.findings import Findings
 from towline.rollout.rewards.config import RewardConfig
@@ -11,7 +11,7 @@ from towline.storage.errors import InputError
 from towline.storage.reward_folder import RewardFolder, ending_difference, read_reward_folder, tokenizer_problem
 
 
-def look_at_reward_models(found: Findings, file: ExperimentFile, experiment: GrpoExperiment) -> None:
+def look_at_reward_models(found: Findings, file: ExperimentFile, experiment: RolloutExperiment) -> None:
     """`found` has the policy and the prompts already."""
     for number, reward in enumerate(experiment.rewards):
         if reward.model is None:
@@ -31,7 +31,7 @@ def look_at_reward_models(found: Findings, file: ExperimentFile, experiment: Grp
         found.problems += [f"{where}: {problem}" for problem in problems]
 
 
-def reward_model_bytes(experiment: GrpoExperiment) -> int:
+def reward_model_bytes(experiment: RolloutExperiment) -> int:
     """Weights of all of them, in one scorer; 0 for a folder that is none."""
     folders = [reward.model for reward in experiment.rewards if reward.model is not None]
     return sum(_weight_bytes(folder) for folder in folders)
@@ -44,7 +44,9 @@ def _weight_bytes(folder: Path) -> int:
         return 0
 
 
-def _misfits(found: Findings, experiment: GrpoExperiment, reward: RewardConfig, folder: RewardFolder) -> Iterator[str]:
+def _misfits(
+    found: Findings, experiment: RolloutExperiment, reward: RewardConfig, folder: RewardFolder
+) -> Iterator[str]:
     if found.model is not None and folder.vocabulary < found.model.vocabulary:
         yield (
             f"{reward.model} knows {folder.vocabulary:,} token ids and the policy writes {found.model.vocabulary:,} "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.jobs.supervisor import Outcome, supervise
 from towline.launcher.environment import describe_environment
 from towline.launcher.example_outcome import draw_loss_curve
@@ -58,7 +58,7 @@ def _look_and_carry_out(file: ExperimentFile, experiment: ExperimentConfig, cons
 def carry_out(run: RunDirectory, experiment: ExperimentConfig, console: Console) -> int:
     """One attempt of a run, shown on the console from its beginning to the summary; return the exit code."""
     _say(console, f"run {run.root.name}   folder {shown(run.root)}")
-    if isinstance(experiment, GrpoExperiment):
+    if isinstance(experiment, RolloutExperiment):
         _say(console, f"reward {formula(experiment.rewards)}")
     began = time.monotonic()
     try:
@@ -75,7 +75,7 @@ def carry_out(run: RunDirectory, experiment: ExperimentConfig, console: Console)
 
 
 def _draw(run: RunDirectory, experiment: ExperimentConfig) -> None:
-    if isinstance(experiment, GrpoExperiment):
+    if isinstance(experiment, RolloutExperiment):
         draw_reward_curve(run)
     else:
         draw_loss_curve(run)

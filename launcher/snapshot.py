@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import towline
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.storage.run_directory import RunDirectory
 
 ROOMS = ("launcher", "jobs", "trainer", "rollout", "storage")
@@ -25,7 +25,7 @@ def take_snapshot(run: RunDirectory, experiment: ExperimentConfig) -> Experiment
         shutil.copyfile(source / file, package / file)
     # Every process would compile it otherwise, and the folder may not be writable by then.
     compileall.compile_dir(package, quiet=2)
-    if not isinstance(experiment, GrpoExperiment):
+    if not isinstance(experiment, RolloutExperiment):
         return experiment
     # The part keeps its name, which follows from the names of file and function.
     rewards = tuple(

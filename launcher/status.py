@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.experiment import RolloutExperiment
 from towline.jobs.load_experiment import recorded_experiment
-from towline.jobs.step_lines import EXAMPLE_LOSSES, evaluation_line, number
+from towline.jobs.step_lines import EXAMPLE_LOSSES, evaluation_line, learned, number
 from towline.launcher.example_outcome import loss_name
 from towline.launcher.job_lines import history_text, job_lines, waits_text
 from towline.launcher.run_job import RunJob, run_job
@@ -47,7 +47,7 @@ def status_lines(run: RunDirectory, *, now: float, job: RunJob | None = None) ->
         yield from _lost_lines(run, state, job)
     yield _step_line(experiment.steps, rows, is_under_way=word in ("RUNNING", "STOPPING"), now=now)
     if rows:
-        if isinstance(experiment, GrpoExperiment):
+        if isinstance(experiment, RolloutExperiment):
             yield _learning_line(rows)
             yield _waiting_line(rows)
         else:
@@ -116,7 +116,7 @@ def _learning_line(rows: Sequence[dict[str, Any]]) -> str:
     change = f" ({100 * (length / first_length - 1):+.0f} %)" if first_length and length is not None else ""
     return (
         f"reward {number(last.get('reward/mean'), '.3f')} {sparkline([row.get('reward/mean') for row in rows])}   "
-        f"kl {number(last.get('loss/kl'), '.4f')}   mismatch {number(last.get('mismatch/k3'), '.0e')}   "
+        f"{learned(last)}   mismatch {number(last.get('mismatch/k3'), '.0e')}   "
         f"length {number(length, '.0f')}{change}"
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from towline.jobs.experiment import ExperimentConfig, GrpoExperiment
+from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
 from towline.jobs.step_lines import number
 from towline.launcher.example_outcome import outcome_lines
 from towline.launcher.held_out import held_out_summary
@@ -21,7 +21,7 @@ def summary_lines(run: RunDirectory, experiment: ExperimentConfig, seconds: floa
     yield f"steps     {len(rows)}/{experiment.steps} in {duration(seconds)}"
     name = run.root.name
     where = "" if run.root.parent == experiment.run.root.cwd() / "runs" else f" --root {shown(run.root.parent)}"
-    if not isinstance(experiment, GrpoExperiment):
+    if not isinstance(experiment, RolloutExperiment):
         yield from outcome_lines(run, rows)
         yield from _picture(run.loss_curve)
         yield from _model(run)

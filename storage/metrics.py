@@ -31,6 +31,8 @@ METRICS: dict[str, str] = {
     "preference/rejected_reward": "the same of the rejected ones",
     "preference/margin": "mean difference of the two",
     "preference/accuracy": "fraction of pairs whose chosen completion has the larger reward; ties count half",
+    "preference/pairs": "pairs that a round's rewards made, of which it trained on each once an inner epoch",
+    "preference/reward_gap": "mean difference of the rewards of their two completions",
     "preference/chosen_logprob": "mean log-prob of a chosen completion, nats",
     "loss/kl": "k3 estimate of KL(policy, reference), nats per token",
     "loss/clipped": "fraction of loss tokens whose ratio was clipped",

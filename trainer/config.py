@@ -119,6 +119,11 @@ class TrainerConfig(EngineConfig):
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps per inner epoch; the step's groups are divided among them."""
 
+    @property
+    def has_reference_model(self) -> bool:
+        """Whether there is a reference at all; with adapters it is the policy without them."""
+        return self.kl_beta > 0
+
     def last_refresh(self, step: int) -> int | None:
         """The policy version that is the reference of outer step `step`; None for the policy that the run began with.
 

@@ -1,4 +1,4 @@
-"""Sums over the ranks of what each measured."""
+"""Sums and largest values over the ranks of what each measured."""
 
 import torch
 import torch.distributed as dist
@@ -9,3 +9,10 @@ def rank_sums(sums: dict[str, float]) -> dict[str, float]:
     total = torch.tensor(list(sums.values()), dtype=torch.float64)
     dist.all_reduce(total)
     return dict(zip(sums, total.tolist(), strict=True))
+
+
+def rank_largest(value: float) -> float:
+    """Every rank must call it."""
+    largest = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest.item()

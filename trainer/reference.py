@@ -23,6 +23,7 @@ from towline.trainer.hf_folder import gather_weights, write_hf_folder
 from towline.trainer.offload import OffloadedWeights
 from towline.trainer.packing import PackedBatch
 from towline.trainer.policy import Policy, load_model, load_policy
+from towline.trainer.preference_config import IteratedDpoConfig
 
 KEPT = "reference"
 """Name of a refreshed reference's folder in a checkpoint."""
@@ -35,7 +36,7 @@ class Reference:
     in its checkpoint, has the same bits in every home, also with another number of ranks.
 
         logprobs = reference.logprobs(batches)      # once a step: an offloaded reference is then fetched once
-        reference.refresh(engine, version)          # on the steps that TrainerConfig.last_refresh names
+        reference.refresh_if_due(engine, version, …)  # on the steps that TrainerConfig.last_refresh names
         reference.keep(checkpoint)                  # rank 0, while a checkpoint is written
         reference.take_up(checkpoint, step)         # going on from it
         reference.discard()                         # in the end
@@ -49,7 +50,7 @@ class Reference:
     def __init__(
         self,
         folder: Path,
-        config: TrainerConfig,
+        config: TrainerConfig | IteratedDpoConfig,
         *,
         temperature: float,
         home: Home = "on_device",
@@ -91,6 +92,11 @@ class Reference:
         on_progress()
         self._become(version)
         on_progress()
+
+    def refresh_if_due(self, engine: DeepSpeedEngine, version: int, on_progress: Callable[[], None]) -> None:
+        """`refresh` where the config says so. Every rank must call it."""
+        if self._config.last_refresh(version) == version:
+            self.refresh(engine, version, on_progress)
 
     def keep(self, checkpoint: Path) -> None:
         """Put a copy of a refreshed reference into a checkpoint, so that no other one need be kept for its sake.

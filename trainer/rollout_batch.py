@@ -48,7 +48,7 @@ def training_sequences(
     """
     taken = penalties or {}
     rewards = [
-        np.array([_task_reward(scored, i) - taken.get((number, i), 0.0) for i in range(len(scored.scores))])
+        task_rewards(scored) - np.array([taken.get((number, member), 0.0) for member in range(len(scored.scores))])
         for number, scored in enumerate(groups)
     ]
     sequences: list[TrainingSequence] = []
@@ -76,9 +76,29 @@ def training_sequences(
     return sequences
 
 
+def task_rewards(scored: ScoredGroup) -> NDArray[np.float64]:
+    """[completions], NaN for what must not be compared with: a failed score, or one that was taken back half-way."""
+    is_aborted = [completion.finish_reason is FinishReason.ABORTED for completion in scored.group.completions]
+    return np.where(is_aborted, np.nan, [score.total for score in scored.scores])
+
+
+def why_nothing_compares(groups: Sequence[ScoredGroup], step: int) -> str:
+    """Of groups none of which has two scored completions."""
+    completions = [completion for scored in groups for completion in scored.group.completions]
+    scores = [score for scored in groups for score in scored.scores]
+    failed = [score for score in scores if np.isnan(score.total)]
+    num_aborted = sum(completion.finish_reason is FinishReason.ABORTED for completion in completions)
+    example = next((score.detail for score in failed if score.detail), "none was recorded")
+    return (
+        f"step {step}: no prompt has two scored completions to compare: of {len(scores)} completions {len(failed)} "
+        f"could not be scored and {num_aborted} were taken back. First reason: {example}. Mend the reward or its "
+        f"time-out; the completions are in the ledger: towline samples --step {step}."
+    )
+
+
 def is_useful(scored: ScoredGroup) -> bool:
     """Whether at least two of its task rewards differ: else there is nothing to learn from comparing them."""
-    rewards = np.array([_task_reward(scored, index) for index in range(len(scored.scores))])
+    rewards = task_rewards(scored)
     return len(set(rewards[~np.isnan(rewards)].tolist())) > 1
 
 
@@ -102,12 +122,6 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "completion/length_max": float(lengths.max()),
         "completion/truncated": float(np.mean([c.finish_reason is FinishReason.LENGTH for c in completions])),
     }
-
-
-def _task_reward(scored: ScoredGroup, index: int) -> float:
-    """NaN for what must not be compared with: a failed score, or a completion that was taken back half-way."""
-    is_aborted = scored.group.completions[index].finish_reason is FinishReason.ABORTED
-    return float("nan") if is_aborted else scored.scores[index].total
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -41,15 +41,13 @@ class Tripwires:
     """
     Args:
         engine_precision: "float32" or "bfloat16"; None for an engine without the policy's weights (a scripted one).
-        has_reference: the KL is measured.
-        kl_beta: weight of the KL in loss or reward.
+        kl_beta: weight of the KL in loss or reward; 0 where it is not measured.
         precision: the trainer's, "float32" or "bfloat16".
         is_exact: its passes over the same numbers give the same bits, as on CPU.
         trained_models, watching_models: names of the reward parts that are reward models, trained on and not.
     """
 
     engine_precision: str | None
-    has_reference: bool
     kl_beta: float
     precision: str
     is_exact: bool
@@ -144,7 +142,7 @@ class Tripwires:
 
     def _drift(self) -> str | None:
         recent = [row.get("loss/kl", 0.0) for row in self._history[-DRIFT_STEPS:]]
-        if not self.has_reference or len(recent) < DRIFT_STEPS or not all(kl > KL_DRIFT for kl in recent):
+        if self.kl_beta == 0 or len(recent) < DRIFT_STEPS or not all(kl > KL_DRIFT for kl in recent):
             return None
         return (
             f"for {DRIFT_STEPS} steps the policy has been {min(recent):.2g} nats a token or more away from its "
@@ -156,7 +154,7 @@ class Tripwires:
         """A reference that follows the policy gives a KL of exactly 0, whatever is learned."""
         recent = self._history[1:][-STILL_STEPS:]
         moved = [row.get("loss/gradient_norm", 0.0) > 0 and row.get("loss/learning_rate", 0.0) > 0 for row in recent]
-        if not self.has_reference or len(recent) < STILL_STEPS or not all(moved):
+        if self.kl_beta == 0 or len(recent) < STILL_STEPS or not all(moved):
             return None
         if any(row.get("loss/kl", 1.0) != 0 for row in recent):
             return None

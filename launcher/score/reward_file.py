@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.experiment import RolloutExperiment
 from towline.jobs.experiment_errors import describe_errors, read_toml
 from towline.jobs.experiment_parts import ScoringConfig
 from towline.launcher.experiment_file import ExperimentFile
@@ -92,7 +92,7 @@ def read_rewards(path: Path) -> Rewards:
     )
 
 
-def rewards_of(experiment: GrpoExperiment) -> Rewards:
+def rewards_of(experiment: RolloutExperiment) -> Rewards:
     return Rewards(
         source="its own rewards",
         tables=experiment.rewards,

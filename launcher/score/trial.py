@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.experiment import RolloutExperiment
 from towline.launcher.score.completion_lines import Line
 from towline.launcher.score.options import ScoreOptions, open_console, open_grader, say
 from towline.launcher.score.report import NONE, excerpt, seconds_text
@@ -66,7 +66,7 @@ def candidates_of_run(run: RunDirectory) -> tuple[list[Candidate], int]:
     return chosen, round(num_seen * len(shards) / len(tried))
 
 
-def candidates_of_golds(experiment: GrpoExperiment) -> tuple[list[Candidate], int]:
+def candidates_of_golds(experiment: RolloutExperiment) -> tuple[list[Candidate], int]:
     """Before a run there are no completions: its own gold answers as they are, their last line boxed, and nothing.
 
     The number of completions is that of a step.

@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.learning import MEMBERS, TASKS, Learning
 from integration.other_tests import held_out_programs
-from towline.jobs.experiment import GrpoExperiment
+from towline.jobs.experiment import RolloutExperiment
+from towline.jobs.inner_steps import inner_steps, training_temperature
 from towline.jobs.load_experiment import load_experiment
 from towline.jobs.work import Workload, evaluation_work, training_work
 from towline.rollout.grading import Grader
@@ -38,12 +39,12 @@ from towline.rollout.vllm_engine import VllmEngine
 from towline.storage.records import ChunkId, ScoreStatus
 from towline.storage.run_directory import RunDirectory
 from towline.storage.weight_stream import JoinRequest
-from towline.trainer import grpo
 from towline.trainer.deepspeed_engine import DeepSpeedEngine
 from towline.trainer.dynamic_sampling import StepBatch, step_batch, wants_another_wave
 from towline.trainer.policy import load_policy
 from towline.trainer.reference import Reference
 from towline.trainer.rollout_batch import ScoredGroup
+from towline.trainer.rollout_steps import Metrics, train
 from towline.trainer.weight_publisher import publish_weights
 
 TRANSFER_TIMEOUT_S = 60.0
@@ -55,7 +56,7 @@ CONTEXT_TOKENS = 64
 class Sampler:
     """The engine with what lies before and behind it: prompts to requests, generated tokens to scored groups."""
 
-    def __init__(self, experiment: GrpoExperiment) -> None:
+    def __init__(self, experiment: RolloutExperiment) -> None:
         self.engine = VllmEngine(
             experiment.policy.folder,
             precision=experiment.rollout.precision,
@@ -135,7 +136,7 @@ class Publication:
         self._sender = TransferGroup(Membership(rank=0, **common))
         joined.result()
 
-    def publish(self, trainer: DeepSpeedEngine, version: int) -> grpo.Metrics:
+    def publish(self, trainer: DeepSpeedEngine, version: int) -> Metrics:
         received = self._receiving.submit(self._engine.receive, version, TRANSFER_TIMEOUT_S)
         sent = publish_weights(
             trainer, version, sender=self._sender, wire_dtype="float32", timeout_s=TRANSFER_TIMEOUT_S
@@ -153,7 +154,7 @@ class Rollouts:
 class Circle:
     """What all learnings of a process share."""
 
-    def __init__(self, experiment: GrpoExperiment, folder: Path) -> None:
+    def __init__(self, experiment: RolloutExperiment, folder: Path) -> None:
         self._folder = folder
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         dist.init_process_group("gloo", store=dist.PrefixStore("trainer", store), rank=0, world_size=1)
@@ -161,14 +162,14 @@ class Circle:
         self._publication = Publication(self._sampler, f"127.0.0.1:{store.port}")
         self._policy = load_policy(
             experiment.policy.folder,
-            temperature=experiment.rollout.temperature,
+            temperature=training_temperature(experiment),
             precision=experiment.trainer.precision,
         )
 
     def close(self) -> None:
         self._sampler.close()
 
-    def learn(self, member: str, experiment: GrpoExperiment) -> Learning:
+    def learn(self, member: str, experiment: RolloutExperiment) -> Learning:
         began = time.process_time()
         run, seed, config = RunDirectory(self._folder), experiment.seed, experiment.trainer
         training = training_work(experiment, run)
@@ -177,21 +178,19 @@ class Circle:
         # A copy: to prove anew that a model can be packed takes as long as a step.
         trainer = DeepSpeedEngine(copy.deepcopy(self._policy), config)
         reference = (
-            Reference(experiment.policy.folder, config, temperature=experiment.rollout.temperature)
-            if config.kl_beta > 0
+            Reference(experiment.policy.folder, config, temperature=training_temperature(experiment))
+            if config.has_reference_model
             else None
         )
-        rows: list[grpo.Metrics] = []
+        rows: list[Metrics] = []
         self._publication.publish(trainer, 0)
         before = self._sampler.right(held_out, seed, 0)
-        grpo.train(
+        train(
             trainer,
             reference,
-            config,
+            inner_steps(experiment, trainer, reference, on_progress=lambda phase: None),
             steps=range(experiment.steps),
-            seed=seed,
             rollouts=Rollouts(lambda step: self._sampler.batch(training, seed, step)),
-            max_completion_tokens=experiment.rollout.max_completion_tokens,
             publish=lambda version: self._publication.publish(trainer, version),
             finish_step=lambda step, metrics: rows.append(metrics),
             on_progress=lambda phase: None,

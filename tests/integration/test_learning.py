@@ -38,7 +38,6 @@ def test_a_learning_that_goes_well_trips_no_wire(learned, member):
     for one in learned[member]:
         tripwires = Tripwires(
             engine_precision="float32",
-            has_reference=has_reference,
             kl_beta=0.04 if has_reference else 0.0,
             precision="float32",
             is_exact=True,

@@ -33,7 +33,7 @@ def work(experiment, run) -> Workload:
 def role(experiment, run, store):
     """What engine and scorer use of their role."""
     return SimpleNamespace(
-        experiment=experiment, grpo=experiment, run=run, store=store, attempt=0, is_stopping=False,
+        experiment=experiment, circle=experiment, run=run, store=store, attempt=0, is_stopping=False,
         heartbeat=SimpleNamespace(beat=lambda: None),
     )  # fmt: skip
 
@@ -99,8 +99,8 @@ def test_two_engines_share_a_wave_and_leave_what_one_would(role, work: Workload,
     workers = [engine(role, work, number) for number in range(2)]
     # One chunk at a time, so that both have some.
     for worker in workers:
-        worker.role.grpo = worker.role.grpo.model_copy(
-            update={"rollout": worker.role.grpo.rollout.model_copy(update={"max_sequences": 2})}
+        worker.role.circle = worker.role.circle.model_copy(
+            update={"rollout": worker.role.circle.rollout.model_copy(update={"max_sequences": 2})}
         )
     serve(*workers)
     shards = [read_shard(work.path(chunk)) for chunk, _ in asked_chunks(store, work, 0)]

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from deepspeed_worker import RecordingEngine, to_numpy
 from worker_rank import end_process, worker_rank
 
-from towline.jobs import grpo_trainer
+from towline.jobs import rollout_trainer
 from towline.storage.checkpoints import TrainingState
 from towline.storage.errors import CheckpointError
 from towline.trainer import grpo
@@ -30,6 +31,7 @@ from towline.trainer.dynamic_sampling import StepBatch
 from towline.trainer.packing import TokenSequence, pack
 from towline.trainer.policy import load_policy
 from towline.trainer.reference import Reference
+from towline.trainer.rollout_steps import Metrics, train
 
 STEPS, EVERY, TEMPERATURE = 6, 2, 0.7
 SAVED = (2, 3)
@@ -82,7 +84,7 @@ class Run:
         if self.reference is not None:
             self.arrays[f"{step}/reference"] = to_numpy(self.reference.logprobs([BATCH])[0])
 
-    def finish_step(self, step: int, metrics: grpo.Metrics) -> None:
+    def finish_step(self, step: int, metrics: Metrics) -> None:
         version = step + 1
         self.values[f"{version}"] = {name: value for name, value in metrics.items() if name.startswith("loss/")}
         self.arrays[f"{version}/policy"] = to_numpy(self.engine.evaluate(BATCH))
@@ -90,7 +92,7 @@ class Run:
         self.note_reference(version)
 
     def train(self, first: int, *, saved: tuple[int, ...] = ()) -> None:
-        def finish_step(step: int, metrics: grpo.Metrics) -> None:
+        def finish_step(step: int, metrics: Metrics) -> None:
             self.finish_step(step, metrics)
             if step + 1 in saved:
                 save_checkpoint(
@@ -100,10 +102,13 @@ class Run:
 
         self.arrays[f"{first}/policy"] = to_numpy(self.engine.evaluate(BATCH))
         self.note_reference(first)
-        grpo.train(
-            self.engine, self.reference, self.config, steps=range(first, STEPS), seed=1, rollouts=self,
-            max_completion_tokens=20, publish=lambda version: {}, finish_step=finish_step,
+        inner_steps = partial(
+            grpo.take_inner_steps, self.engine, self.reference, self.config, seed=1, max_completion_tokens=20,
             on_progress=lambda phase: None,
+        )  # fmt: skip
+        train(
+            self.engine, self.reference, inner_steps, steps=range(first, STEPS), rollouts=self,
+            publish=lambda version: {}, finish_step=finish_step, on_progress=lambda phase: None,
         )  # fmt: skip
         if dist.get_rank() == 0:
             self.values["folders"] = sorted(path.name for path in self.checkpoints.rglob("*reference*"))
@@ -155,7 +160,7 @@ def what_is_loaded(folder: Path) -> dict[str, bool]:
     def ask(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("asked")
 
-    usual, grpo_trainer.Reference = grpo_trainer.Reference, ask  # pyright: ignore
+    usual, rollout_trainer.Reference = rollout_trainer.Reference, ask  # pyright: ignore
     for beta in (0.0, 0.1):
         experiment = SimpleNamespace(
             rollout=SimpleNamespace(temperature=1.0),
@@ -164,11 +169,11 @@ def what_is_loaded(folder: Path) -> dict[str, bool]:
         )
         role: Any = SimpleNamespace(grpo=experiment, heartbeat=SimpleNamespace(beat=lambda phase: None))
         try:
-            assert grpo_trainer._load(role, folder)[1] is None
+            assert rollout_trainer._load(role, folder)[1] is None
             found[str(beta)] = False
         except RuntimeError:
             found[str(beta)] = True
-    grpo_trainer.Reference = usual
+    rollout_trainer.Reference = usual
     return found
 
 

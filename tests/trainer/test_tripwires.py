@@ -26,7 +26,7 @@ HEALTHY = {
 
 
 def wires(**settings) -> Tripwires:
-    usual = {"engine_precision": "float32", "has_reference": True, "kl_beta": 0.04, "precision": "float32"}
+    usual = {"engine_precision": "float32", "kl_beta": 0.04, "precision": "float32"}
     return Tripwires(**(usual | {"is_exact": True} | settings))
 
 
@@ -147,7 +147,7 @@ def test_a_reference_that_follows_the_policy_is_noticed():
     """At the first step both are the same model, and 0 is right."""
     found = judge({"loss/kl": 0.0}, *[{"loss/kl": 0.0}] * STILL_STEPS)
     assert [names for names, _ in found] == [set()] * STILL_STEPS + [{"kl_still"}]
-    assert judge({"loss/kl": 0.0}, *[{"loss/kl": 0.0}] * STILL_STEPS, has_reference=False)[-1] == (set(), [])
+    assert judge({"loss/kl": 0.0}, *[{"loss/kl": 0.0}] * STILL_STEPS, kl_beta=0.0)[-1] == (set(), [])
 
 
 def test_without_a_learning_rate_nothing_has_to_move():
