@@ -11,6 +11,7 @@ from towline.storage.data_config import SourceConfig
 
 Overlong = Literal["refuse", "drop", "truncate"]
 Turns = Literal["all", "last"]
+Half = Literal["first", "second"]
 
 
 class ExampleConfig(SourceConfig):
@@ -95,6 +96,11 @@ class PreferenceData(ExampleConfig):
     """Which columns hold `prompt`, `chosen`, `rejected` and, if at all, `margin` (by how much chosen is better, a
     number in units of the reward). Without a prompt, chosen and rejected are conversations that differ in the last
     turn."""
+    half: Half | None = None
+    """Take the pairs of one half of the prompts and leave out the others; no prompt is in both. None: all pairs."""
+    half_seed: Annotated[int, Field(ge=0)] = 0
+    """Decides, with nothing but a prompt's own text, in which half it is. Halves that are to be disjoint need the same
+    (no unit)."""
 
     @property
     def prompt_column(self) -> str:
@@ -119,6 +125,12 @@ class PreferenceData(ExampleConfig):
         if "prompt" not in fields and "prompt" in named.values():
             raise ValueError('column "prompt" is the prompt; name another as the prompt in fields')
         return named
+
+    @model_validator(mode="after")
+    def _seed_has_halves(self) -> Self:
+        if self.half is None and self.half_seed:
+            raise ValueError('half_seed would be ignored: name the half, half = "first" or "second", or leave it out')
+        return self
 
     def _require_task_settings(self) -> None:
         raise ValueError("a procedural task has no preferences; expected a file or a folder of files")

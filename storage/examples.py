@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 from towline.storage.dataset_rows import SourceRow, source_rows
 from towline.storage.datasets import Rejected, read_template, rejection
 from towline.storage.errors import DataError
-from towline.storage.example_config import DemonstrationData, ExampleConfig, PreferenceData, StepData
+from towline.storage.example_config import DemonstrationData, ExampleConfig, Half, PreferenceData, StepData
 from towline.storage.example_report import AnyExample, ExampleReport, report
 from towline.storage.example_rows import Template, demonstration, labelled_steps, preference
+from towline.storage.halves import half_of
 from towline.storage.records import Demonstration, LabelledSteps, Preference
 
 Example = TypeVar("Example", Demonstration, Preference, LabelledSteps)
@@ -24,10 +25,13 @@ class ExampleDataset(Generic[Example]):
     source: str
     """The file, folder or task."""
     rows: tuple[Example, ...]
-    """In the order of the source; `rows[i].row == i`."""
+    """In the order of the source; `rows[i].row == i` where no half is left out."""
     digest: str
     """blake2b over all that every example holds, in order."""
     report: ExampleReport
+    """Of the rows above, and of those that make no example."""
+    half: Half | None = None
+    """Which half of the source this is; None: all of it."""
 
 
 def load_demonstrations(config: DemonstrationData) -> ExampleDataset[Demonstration]:
@@ -81,20 +85,37 @@ def _survey(
     config: Config, example_of: Callable[[int, SourceRow, Config, Template], Example]
 ) -> ExampleDataset[Example]:
     template = read_template(config.template)
-    examples: list[Example] = []
+    found: list[Example] = []
     rejected: list[str] = []
     for row in source_rows(config):
         try:
-            examples.append(example_of(len(examples), row, config, template))
+            found.append(example_of(len(found), row, config, template))
         except Rejected as reason:
             rejected.append(f"{row.where}: {reason}")
-    if not examples and not rejected:
+    if not found and not rejected:
         raise DataError(f"{config.train} has no rows")
-    if not examples:
+    if not found:
         raise rejection(config.train, len(rejected), rejected)
+    examples = [example for example in found if _is_wanted(example, config)]
+    if not examples:
+        raise DataError(
+            f"{config.train}: all of its {len(found)} pairs are in the other half, into which their prompts fall by "
+            "half_seed. Expected hundreds of different prompts; leave half out where there are so few"
+        )
     return ExampleDataset(
-        source=config.train, rows=tuple(examples), digest=_digest(examples), report=report(examples, rejected)
+        source=config.train,
+        rows=tuple(examples),
+        digest=_digest(examples),
+        report=report(examples, rejected),
+        half=config.half if isinstance(config, PreferenceData) else None,
     )
+
+
+def _is_wanted(example: AnyExample, config: ExampleConfig) -> bool:
+    """Everything is but pairs of the half that was not asked for."""
+    if not isinstance(config, PreferenceData) or config.half is None:
+        return True
+    return half_of(example.prompt, config.half_seed) == config.half
 
 
 def _digest(examples: Sequence[AnyExample]) -> str:

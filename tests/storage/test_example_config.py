@@ -92,6 +92,13 @@ def test_conversations_need_the_chat_template_and_have_no_prompt_to_wrap():
     assert "template would be ignored" in refusal(DemonstrationData, template="a.txt", **messages)
 
 
+def test_a_seed_of_halves_needs_a_half():
+    assert validated(PreferenceData).half is None
+    assert validated(PreferenceData, half="second", half_seed=3).half_seed == 3
+    assert "half_seed would be ignored" in refusal(PreferenceData, half_seed=3)
+    assert "'first' or 'second'" in refusal(PreferenceData, half="third")
+
+
 def test_a_procedural_task_demonstrates_its_answers_and_prefers_nothing():
     task = {"train": "reasoning_gym:chain_sum", "size": 10}
     assert validated(DemonstrationData, **task).columns == ("prompt", "answer")
