@@ -32,6 +32,8 @@ class HeldOutValues:
     """[examples]"""
     sizes: Sequence[int]
     """How many values each of the sums has: tokens, or 1."""
+    margins: NDArray[np.float64] | None = None
+    """[examples], of pairs that were scored: chosen - rejected. Two models are compared by them."""
     more: dict[str, float] = field(default_factory=dict[str, float])
     """Further numbers for the row."""
 
@@ -125,7 +127,7 @@ class ExampleTrainer:
             )
         if dist.get_rank() > 0:
             return
-        keep_held_out(run, version, found.sums, found.sizes)
+        keep_held_out(run, version, found.sums, found.sizes, found.margins)
         interval = _interval(found.sums.tolist(), found.sizes)
         row = {"measure": found.measure, "estimate": interval.estimate, "low": interval.low, "high": interval.high}
         counts = {"num_examples": len(found.sizes), "seconds": time.monotonic() - began}

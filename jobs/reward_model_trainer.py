@@ -43,6 +43,7 @@ def train_on_comparisons(role: Role, experiment: RewardModelExperiment, resume_s
             measure="accuracy",
             sums=hits(margins_P),
             sizes=[1] * len(held_out),
+            margins=margins_P,
             more={
                 "margin": float(margins_P.mean()),
                 "calibration_error": calibration_error(scores_P2[:, 0], scores_P2[:, 1]),

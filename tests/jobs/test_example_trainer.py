@@ -1,5 +1,6 @@
 """Held-out examples are measured once a version, with an interval, and a value that is none is no miss."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,14 @@ def test_a_version_is_measured_once_with_the_interval_of_a_proportion(run):
     assert (row["estimate"], row["low"], row["high"]) == (expected.estimate, expected.low, expected.high)
     assert (row["version"], row["measure"], row["margin"], row["num_examples"]) == (2, "win_rate", 0.5, 4)
     assert read_held_out(run, 2).tolist() == [[1, 1], [1, 1], [0, 1], [1, 1]]
+
+
+def test_margins_are_kept_with_the_verdicts(run):
+    scored = trainer(run, [1.0, 0.0])
+    found = dataclasses.replace(scored.evaluate(), margins=np.array([2.5, -0.5]))
+    with single_rank():
+        dataclasses.replace(scored, evaluate=lambda: found)._evaluate(2)
+    assert read_held_out(run, 2).tolist() == [[1, 1, 2.5], [0, 1, -0.5]]
 
 
 def test_a_value_that_is_no_number_ends_the_run_and_counts_as_nothing(run):

@@ -18,6 +18,12 @@ def test_values_of_every_version_come_back(tmp_path: Path) -> None:
     assert sorted(path.name for path in run.held_out.iterdir()) == ["version-000000.npy", "version-000020.npy"]
 
 
+def test_margins_of_pairs_stand_beside_their_verdicts(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    keep_held_out(run, 4, np.array([1.0, 0.0]), [1, 1], np.array([0.25, -1.5]))
+    assert read_held_out(run, 4).tolist() == [[1.0, 1.0, 0.25], [0.0, 1.0, -1.5]]
+
+
 def test_a_version_that_is_measured_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     for value in (1.0, 2.0):
