@@ -153,7 +153,7 @@ def plan_lines(plan: Plan, experiment: ExperimentConfig, *, on_cluster: bool = F
     if isinstance(experiment, RolloutExperiment):
         yield _step_line(plan, experiment)
     free = free_bytes(experiment.run.root)
-    shards = f"shards {size_text(plan.shards)}, " if plan.shards else ""
+    shards = f"{plan.in_each_run}shards {size_text(plan.shards)}, " if plan.shards else plan.in_each_run
     yield (
         f"        disk    at most {size_text(plan.disk)}: {shards}{plan.kept_checkpoints} checkpoints of "
         f"{size_text(plan.checkpoint)}   {size_text(free)} free   {_fits(plan.disk <= free)}"

@@ -123,12 +123,13 @@ def _look_for_leakage(found: Findings, train: ExampleDataset[Example], held_out:
 
 def _look_at_beta(found: Findings, file: ExperimentFile, experiment: DpoExperiment) -> None:
     low, high = BETA_RANGE
-    beta = experiment.trainer.beta
-    if not low <= beta <= high:
-        why = (
-            "so small a beta hardly holds the policy to the reference, and it forgets what the pairs do not show"
-            if beta < low
-            else "so large a beta holds the policy at the reference, and little is learned"
-        )
-        key = "trainer.beta"
-        found.warnings.append(f"{file.where(key)}: {key} = {beta:g} is outside {low} to {high}: {why}")
+    sweep = experiment.sweep
+    key, betas = ("trainer.beta", (experiment.trainer.beta,)) if sweep is None else ("sweep.beta", sweep.beta)
+    for beta in betas:
+        if not low <= beta <= high:
+            why = (
+                "so small a beta hardly holds the policy to the reference, and it forgets what the pairs do not show"
+                if beta < low
+                else "so large a beta holds the policy at the reference, and little is learned"
+            )
+            found.warnings.append(f"{file.where(key)}: {key} = {beta:g} is outside {low} to {high}: {why}")

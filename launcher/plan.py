@@ -172,6 +172,8 @@ class Plan:
     kept_checkpoints: int
     """Those kept, and the one being written before the oldest is removed."""
     num_processes: int
+    num_runs: int = 1
+    """One after the other, each with checkpoints of its own."""
 
     @property
     def rank_bytes(self) -> int:
@@ -190,7 +192,12 @@ class Plan:
 
     @property
     def disk(self) -> int:
-        return self.shards + self.kept_checkpoints * self.checkpoint
+        return self.num_runs * (self.shards + self.kept_checkpoints * self.checkpoint)
+
+    @property
+    def in_each_run(self) -> str:
+        """What stands before the parts of `disk` in a message."""
+        return "" if self.num_runs == 1 else f"in each of {self.num_runs} runs "
 
     @property
     def shards(self) -> int:

@@ -1,5 +1,6 @@
 """Everything that can be known before a process of the run starts: problems, which stop it, and warnings."""
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -18,6 +19,7 @@ from towline.launcher.model_folder import ModelSizes, looks_like_hub_name, read_
 from towline.launcher.plan import Plan, size_text
 from towline.launcher.processor import slow_precision
 from towline.launcher.prompt_preflight import Tokenizer, look_at_prompts
+from towline.launcher.several_runs import runs_of
 from towline.launcher.tokenized_prompts import tokenize
 from towline.storage.dataset_files import shown
 from towline.storage.errors import InputError
@@ -48,8 +50,10 @@ def preflight(
     found.problems += _adapter_problems(file, experiment, found.model)
     if for_cluster is None:
         found.warnings += filter(None, [slow_precision(experiment)])
-    found.problems += _run_folder_problems(file, experiment)
+    runs = runs_of(file.path, experiment)
+    found.problems += dict.fromkeys(problem for one in runs for problem in _run_folder_problems(file, one))
     if found.plan is not None:
+        found.plan = dataclasses.replace(found.plan, num_runs=len(runs))
         _compare_disk(found, found.plan, experiment.run.root)
         if for_cluster is None:
             _compare_memory(found, found.plan)
@@ -126,7 +130,7 @@ def _compare_disk(found: Findings, plan: Plan, root: Path) -> None:
     if plan.disk > free:
         found.problems.append(
             f"run.root {root} has {size_text(free)} free and the run needs up to {size_text(plan.disk)}: "
-            f"{plan.kept_checkpoints} checkpoints of {size_text(plan.checkpoint)} and "
+            f"{plan.in_each_run}{plan.kept_checkpoints} checkpoints of {size_text(plan.checkpoint)} and "
             f"{size_text(plan.shards)} of shards. "
             "Free some, lower trainer.keep_checkpoints, or set run.root to another disk."
         )

@@ -17,8 +17,8 @@ from towline.launcher.experiment_file import ExperimentFile, read_experiment
 from towline.launcher.preflight import machine_problems, preflight, raise_problems
 from towline.launcher.progress import RunProgress
 from towline.launcher.report import draw_reward_curve
+from towline.launcher.several_runs import print_comparison, runs_of
 from towline.launcher.summary import summary_lines
-from towline.launcher.sweep import print_sweep, sweep_parts
 from towline.rollout.rewards.formula import formula
 from towline.storage.dataset_files import shown
 from towline.storage.errors import InputError, RunFault
@@ -28,7 +28,7 @@ STOPPED = 3
 
 
 def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
-    """Carry out one run on this machine.
+    """Carry out one run on this machine, or one after the other where the file is several.
 
     Raises:
         InputError: something is wrong that could be known; nothing was made or started.
@@ -38,21 +38,17 @@ def run_experiment(path: Path, overrides: tuple[str, ...]) -> int:
     console = Console(highlight=False)
     file, experiment = read_experiment(path, overrides)
     experiment = experiment.model_copy(update={"nodes": None})
-    parts = sweep_parts(path, experiment)
-    for one in [part.experiment for part in parts] or [experiment]:
-        if code := _look_and_carry_out(file, one, console):
-            return code
-    if parts:
-        print_sweep(console, parts)
-    return 0
-
-
-def _look_and_carry_out(file: ExperimentFile, experiment: ExperimentConfig, console: Console) -> int:
     found = preflight(file, experiment)
     raise_problems([*found.problems, *machine_problems(experiment)])
     for warning in found.warnings:
         _say(console, f"! {warning}")
-    return carry_out(make_run(file, experiment), experiment, console)
+    runs = runs_of(path, experiment)
+    for one in runs:
+        if code := carry_out(make_run(file, one), one, console):
+            return code
+    if len(runs) > 1:
+        print_comparison(console, runs)
+    return 0
 
 
 def carry_out(run: RunDirectory, experiment: ExperimentConfig, console: Console) -> int:

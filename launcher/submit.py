@@ -16,17 +16,18 @@ from towline.jobs.slurm.batch_step import BatchStep
 from towline.jobs.slurm.profile import ClusterProfile, Option
 from towline.jobs.slurm.text import time_limit_s
 from towline.launcher.check import plan_lines
+from towline.launcher.findings import Findings
 from towline.launcher.het_executor import HetSlurmExecutor, HetSlurmJob
 from towline.launcher.job_plan import job_plan_lines
 from towline.launcher.on_cluster import OnCluster, components_of, placed, read_on_cluster
 from towline.launcher.partition import partition_problems
 from towline.launcher.preflight import raise_problems
 from towline.launcher.run import make_run
+from towline.launcher.several_runs import refuse_several, runs_of
 from towline.launcher.snapshot import take_snapshot
 from towline.launcher.start_estimate import start_estimate
-from towline.launcher.sweep import sweep_parts
 from towline.storage.dataset_files import shown
-from towline.storage.errors import InputError, SlurmError
+from towline.storage.errors import SlurmError
 from towline.storage.run_directory import RunDirectory, read_jsonl, write_json
 
 
@@ -64,16 +65,13 @@ def submit_from_command(
     path: Path, cluster: str | None, overrides: tuple[str, ...], *, smoke: bool, dry_run: bool
 ) -> int:
     job = read_on_cluster(path, cluster, overrides, smoke=smoke)
-    if parts := sweep_parts(path, job.experiment):
-        if dry_run:
-            raise InputError(
-                f"{path} sweeps over {len(parts)} values of beta, which is a job each: a dry run shows one. Add -o "
-                "trainer.beta=VALUE and take [sweep] out."
-            )
-        return max(
-            _submitted(_prepare(dataclasses.replace(job, experiment=part.experiment)), dry_run=False) for part in parts
-        )
-    return _submitted(_prepare(job), dry_run=dry_run)
+    if dry_run:
+        refuse_several(path, job.experiment, "a dry run shows one")
+    found = _look(job)
+    return max(
+        _submitted(_prepare(dataclasses.replace(job, experiment=one), found), dry_run=dry_run)
+        for one in runs_of(path, job.experiment)
+    )
 
 
 def _submitted(prepared: Prepared, *, dry_run: bool) -> int:
@@ -90,12 +88,18 @@ def prepare(path: Path, cluster: str | None, overrides: tuple[str, ...], *, smok
     Raises:
         InputError: all problems that can be known before the queue.
     """
-    return _prepare(read_on_cluster(path, cluster, overrides, smoke=smoke))
+    job = read_on_cluster(path, cluster, overrides, smoke=smoke)
+    refuse_several(path, job.experiment, "this submits one")
+    return _prepare(job, _look(job))
 
 
-def _prepare(job: OnCluster) -> Prepared:
+def _look(job: OnCluster) -> Findings:
     found = job.look()
     raise_problems(found.problems)
+    return found
+
+
+def _prepare(job: OnCluster, found: Findings) -> Prepared:
     plan = list(plan_lines(found.plan, job.experiment, on_cluster=True)) if found.plan is not None else []
     notes = (*plan, *(f"! {warning}" for warning in found.warnings), *job.job_lines())
     run = make_run(job.file, job.experiment)

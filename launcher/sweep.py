@@ -1,39 +1,23 @@
 """DPO with several values of beta: a run for each, and which of them wins on held-out pairs."""
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
-from towline.jobs.experiment import DpoExperiment, ExperimentConfig
+from towline.jobs.experiment import DpoExperiment
 from towline.jobs.step_lines import number
 from towline.rollout.evaluation.statistics import ratio_interval
 from towline.storage.held_out_values import read_held_out
 from towline.storage.run_directory import RunDirectory, read_jsonl
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPart:
-    beta: float
-    experiment: DpoExperiment
-    """Without the sweep, and with a name for its run."""
+def sweep_runs(experiment: DpoExperiment, betas: Sequence[float], base: str) -> list[DpoExperiment]:
+    """All read one table of the reference, which the first one writes.
 
-    @property
-    def folder(self) -> Path:
-        return self.experiment.run.root / str(self.experiment.run.name)
-
-
-def sweep_parts(path: Path, experiment: ExperimentConfig) -> list[SweepPart]:
-    """Empty for an experiment without a sweep. All runs read one table of the reference, which the first one writes."""
-    if not isinstance(experiment, DpoExperiment) or experiment.sweep is None:
-        return []
-    base = experiment.run.name or f"{path.stem}-{time.strftime('%m%d-%H%M%S')}"
+    Args:
+        base: what their names begin with.
+    """
     tables = experiment.policy.reference_tables or experiment.run.root / f"{base}-reference"
-    return [
-        SweepPart(beta=beta, experiment=_with_beta(experiment, beta, base, tables)) for beta in experiment.sweep.beta
-    ]
+    return [_with_beta(experiment, beta, base, tables) for beta in betas]
 
 
 def _with_beta(experiment: DpoExperiment, beta: float, base: str, tables: Path) -> DpoExperiment:
@@ -47,13 +31,13 @@ def _with_beta(experiment: DpoExperiment, beta: float, base: str, tables: Path) 
     )
 
 
-def sweep_lines(parts: Sequence[SweepPart]) -> Iterator[str]:
+def sweep_lines(experiments: Sequence[DpoExperiment]) -> Iterator[str]:
     """A row for each beta: its held-out win rate, and how it differs from the best on the same pairs.
 
     Args:
-        parts: whose runs are done.
+        experiments: whose runs are done.
     """
-    runs = {part.beta: RunDirectory.open(part.folder) for part in parts}
+    runs = {one.trainer.beta: RunDirectory.open(one.run.root / str(one.run.name)) for one in experiments}
     last = {beta: read_jsonl(run.evaluations)[-1] for beta, run in runs.items()}
     # Of equals the largest: it stays nearest to the reference.
     best = max(last, key=lambda beta: (last[beta]["estimate"], beta))
@@ -66,9 +50,3 @@ def sweep_lines(parts: Sequence[SweepPart]) -> Iterator[str]:
         difference = "best" if beta == best else f"{behind.estimate:+.3f} ({behind.low:+.3f} to {behind.high:+.3f})"
         told = "" if beta == best or behind.high < 0 else "   not told apart"
         yield f"{beta:>8g}  {rate:25}  {number(row.get('margin'), '.3f'):>8}  {difference}{told}"
-
-
-def print_sweep(console: Console, parts: Sequence[SweepPart]) -> None:
-    console.print()
-    for line in sweep_lines(parts):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -106,6 +106,16 @@ class Project:
         rows = [json.dumps({"prompt": prompt, "answer": prompt}) + "\n" for prompt in prompts]
         (self.folder / name).write_text("".join(rows))
 
+    def learn_from_pairs(self, objective: str) -> None:
+        """Make it an experiment of five pairs, of which the seed 0 puts two into the first half, and three held out."""
+        for name, prompts in (("train", "acbgi"), ("held_out", "xyz")):
+            rows = [json.dumps({"prompt": prompt, "chosen": "b", "rejected": "c"}) + "\n" for prompt in prompts]
+            (self.folder / f"{name}.jsonl").write_text("".join(rows))
+        before, _, after = self.file.read_text().partition("[rollout]")
+        after = after.partition("[trainer]\n")[2]
+        text = f"{before}[trainer]\nbatch_size = 1\n{after}".replace('"grpo"', f'"{objective}"')
+        self.file.write_text(text)
+
     def change_config(self, **values: object) -> None:
         (self.model / "config.json").write_text(json.dumps(CONFIG | values))
 

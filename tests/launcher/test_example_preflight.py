@@ -82,6 +82,13 @@ def test_a_beta_out_of_the_usual_range_is_a_warning_with_its_reason(examples) ->
     assert "so large a beta" in warning
 
 
+def test_every_beta_of_a_sweep_is_looked_at(examples) -> None:
+    project = examples("dpo", [("a", " b", " c"), ("b", " c", " d")], [("x", " y", " z"), ("y", " z", " x")])
+    low, high = project.look("sweep.beta=[0.01, 0.1, 2.0]").warnings
+    assert low.startswith("-o: sweep.beta = 0.01 is outside 0.05 to 0.5: so small a beta")
+    assert "sweep.beta = 2 is outside" in high
+
+
 def test_a_batch_larger_than_the_data_is_a_problem(examples) -> None:
     (problem,) = examples().look("trainer.batch_size=4").problems
     assert problem.startswith("-o: trainer.batch_size (4) must be at most the 3 examples of data.train")

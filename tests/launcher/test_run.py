@@ -1,6 +1,7 @@
 import json
 import stat
 
+import numpy as np
 import pytest
 
 from towline.jobs.load_experiment import recorded_experiment
@@ -10,6 +11,8 @@ from towline.launcher.cli import command
 from towline.launcher.run import make_run
 from towline.launcher.summary import duration, summary_lines
 from towline.storage.errors import RunFault
+from towline.storage.held_out_values import keep_held_out
+from towline.storage.metrics import append_jsonl
 from towline.storage.run_directory import RunDirectory
 
 
@@ -49,6 +52,58 @@ def test_a_stop_by_the_user_exits_with_3_and_says_what_is_kept(
 def test_a_finished_run_exits_with_0(project, monkeypatch: pytest.MonkeyPatch) -> None:
     start_nothing(monkeypatch, lambda run: Outcome(status="done", next_step=3))
     assert command(["run", str(project.file)]) == 0
+
+
+@pytest.fixture
+def pairs(project, monkeypatch: pytest.MonkeyPatch):
+    """Starting a tokenizer takes seconds."""
+    monkeypatch.setattr("towline.launcher.example_preflight.can_tokenize", lambda: False)
+    project.learn_from_pairs("dpo")
+    return project
+
+
+@pytest.mark.parametrize(
+    ("objective", "option", "names", "told"),
+    [
+        ("dpo", "sweep.beta=[0.1, 0.2]", ["mine-beta-0.1", "mine-beta-0.2"], "less than the best"),
+    ],
+)
+def test_several_runs_follow_each_other_and_are_compared(
+    pairs, objective: str, option: str, names: list[str], told: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    done: list[str] = []
+
+    def end(run: RunDirectory) -> Outcome:
+        done.append(run.root.name)
+        margins = np.array([1.0, 1.0, -1.0 if len(done) == 1 else 1.0])
+        keep_held_out(run, 3, (margins + 1) / 2, [1] * 3, margins)
+        row = {"version": 3, "measure": "accuracy", "estimate": (margins > 0).mean(), "low": 0.1, "high": 0.9}
+        append_jsonl(run.evaluations, row | {"margin": 0.5, "calibration_error": 0.1, "num_examples": 3, "seconds": 1})
+        return Outcome(status="done", next_step=3)
+
+    start_nothing(monkeypatch, end)
+    assert command(["run", str(pairs.file), "-o", "run.name=mine", "-o", f"objective={objective}", "-o", option]) == 0
+    assert done == names
+    for name in names:
+        assert recorded_experiment(RunDirectory(pairs.runs / name).config.read_text()).run.name == name
+    assert told in capsys.readouterr().out
+
+
+def test_nothing_is_started_where_the_second_of_two_runs_could_not_be(
+    pairs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_nothing(monkeypatch, lambda run: Outcome(status="done", next_step=3))
+    (pairs.runs / "mine-beta-0.2").mkdir(parents=True)
+    assert command(["run", str(pairs.file), "-o", "run.name=mine", "-o", "sweep.beta=[0.1, 0.2]"]) == 2
+    assert "mine-beta-0.2 exists; nothing is overwritten" in capsys.readouterr().err
+    assert [path.name for path in pairs.runs.iterdir()] == ["mine-beta-0.2"]
+
+
+def test_after_a_stop_the_next_of_several_runs_does_not_begin(pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_nothing(monkeypatch, lambda run: Outcome(status="stopped", next_step=2))
+    assert command(["run", str(pairs.file), "-o", "run.name=mine", "-o", "sweep.beta=[0.1, 0.2]"]) == 3
+    assert [path.name for path in pairs.runs.iterdir()] == ["mine-beta-0.1"]
 
 
 @pytest.mark.parametrize(("checkpoint_kept", "code"), [(True, 3), (False, 1)])

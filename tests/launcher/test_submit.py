@@ -154,6 +154,47 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(
     assert (run / "slurm" / "callable.pkl").is_file()
 
 
+@pytest.fixture
+def pairs(project, cluster: Path, monkeypatch: pytest.MonkeyPatch):
+    """Starting a tokenizer takes seconds."""
+    monkeypatch.setattr("towline.launcher.example_preflight.can_tokenize", lambda: False)
+    project.learn_from_pairs("dpo")
+    return project
+
+
+SWEEP = ("-o", "run.name=first", "-o", "sweep.beta=[0.1, 0.2]")
+
+
+def test_several_runs_are_a_job_each(pairs, cluster: Path, sbatch: Path) -> None:
+    assert submit(pairs, cluster, *SWEEP) == 0
+    for beta in (0.1, 0.2):
+        run = RunDirectory.open(pairs.folder / "cluster-runs" / f"first-beta-{beta}")
+        assert recorded_experiment(run.config.read_text()).trainer.beta == beta
+        assert run.read_state()["status"] == "queued"
+    assert len(Path(f"{sbatch}.calls").read_text().splitlines()) == 2
+
+
+def test_no_job_is_submitted_where_the_second_could_not_be(
+    pairs, cluster: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (pairs.folder / "cluster-runs" / "first-beta-0.2").mkdir(parents=True)
+    assert submit(pairs, cluster, *SWEEP) == 2
+    assert "first-beta-0.2 exists; nothing is overwritten" in capsys.readouterr().err
+    assert not (pairs.folder / "cluster-runs" / "first-beta-0.1").exists()
+    assert not Path(f"{sbatch}.calls").exists()
+
+
+def test_what_takes_one_run_refuses_several(
+    pairs, cluster: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit(pairs, cluster, *SWEEP, "--dry-run") == 2
+    said = capsys.readouterr().err
+    assert "is 2 runs, which is a job each: a dry run shows one. Add -o trainer.beta=VALUE and take" in said
+    with pytest.raises(InputError, match="is 2 runs, which is a job each: this submits one"):
+        submit_experiment(pairs.file, cluster=str(cluster), overrides=(SWEEP[3],))
+    assert not Path(f"{sbatch}.calls").exists()
+
+
 def test_from_python_a_job_comes_back(project, cluster: Path, sbatch: Path) -> None:
     # case G4-15: no warning, which would be an error here: what is sent has a checkpoint
     job = submit_experiment(project.file, cluster=str(cluster), overrides=("run.name=first",))

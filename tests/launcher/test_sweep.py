@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from towline.launcher.sweep import sweep_lines, sweep_parts
+from towline.launcher.several_runs import runs_of
+from towline.launcher.sweep import sweep_lines
 from towline.storage.errors import ConfigError
 from towline.storage.held_out_values import keep_held_out
 from towline.storage.metrics import append_jsonl
@@ -38,32 +39,28 @@ WINS = {0.05: [1] * 60 + [0] * 40, 0.1: [1] * 90 + [0] * 10, 0.5: [1] * 89 + [0]
 
 
 @pytest.fixture
-def parts(project):
+def runs(project):
     project.file.write_text(EXPERIMENT)
     _, experiment = project.read()
-    return sweep_parts(project.file, experiment)
+    return runs_of(project.file, experiment)
 
 
-def test_each_value_has_a_run_of_its_own_and_all_share_a_table(project, parts) -> None:
-    assert [part.folder.name for part in parts] == ["pairs-beta-0.05", "pairs-beta-0.1", "pairs-beta-0.5"]
-    assert [part.experiment.trainer.beta for part in parts] == [0.05, 0.1, 0.5]
-    assert {part.experiment.policy.reference_tables for part in parts} == {project.runs / "pairs-reference"}
-    assert all(part.experiment.sweep is None for part in parts)
+def test_each_value_has_a_run_of_its_own_and_all_share_a_table(project, runs) -> None:
+    assert [one.run.name for one in runs] == ["pairs-beta-0.05", "pairs-beta-0.1", "pairs-beta-0.5"]
+    assert [one.trainer.beta for one in runs] == [0.05, 0.1, 0.5]
+    assert {one.policy.reference_tables for one in runs} == {project.runs / "pairs-reference"}
+    assert all(one.sweep is None for one in runs)
 
 
-def test_an_experiment_without_a_sweep_has_no_parts(project) -> None:
-    assert sweep_parts(project.file, project.read()[1]) == []
-
-
-def test_the_table_names_the_best_and_who_is_not_told_apart_from_it(parts) -> None:
-    for part in parts:
-        run = RunDirectory.create(part.folder)
-        write_json(run.config, part.experiment.model_dump(mode="json"))
-        wins = WINS[part.beta]
+def test_the_table_names_the_best_and_who_is_not_told_apart_from_it(project, runs) -> None:
+    for one in runs:
+        run = RunDirectory.create(project.runs / one.run.name)
+        write_json(run.config, one.model_dump(mode="json"))
+        wins = WINS[one.trainer.beta]
         keep_held_out(run, 3, np.array(wins, dtype=float), [1] * 100)
         row = {"version": 3, "measure": "win_rate", "estimate": sum(wins) / 100, "low": 0.5, "high": 0.95}
         append_jsonl(run.evaluations, row | {"margin": 0.25, "num_examples": 100, "seconds": 1.0})
-    head, lowest, best, highest = sweep_lines(parts)
+    head, lowest, best, highest = sweep_lines(runs)
     assert head.split()[:3] == ["beta", "win", "rate"]
     assert best.split() == ["0.1", "0.900", "(0.500", "to", "0.950)", "0.250", "best"]
     assert "-0.300 (-0.390 to -0.210)" in lowest
