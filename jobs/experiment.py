@@ -203,6 +203,19 @@ class RewardModelExperiment(_SupervisedExperiment):
     data: PreferenceData
     trainer: RewardModelConfig
     evaluation: ExampleEvaluationConfig[PreferenceData] | None = None
+    watcher: bool = False
+    """Train two, one after the other, each on the pairs of one half of the prompts: the second can watch the first for
+    over-optimisation in a later run with rollouts."""
+
+    @model_validator(mode="after")
+    def _watcher_has_its_own_half_and_pairs_to_compare(self) -> "RewardModelExperiment":
+        if self.watcher and self.data.half is not None:
+            raise ValueError("watcher trains a model on each half of the pairs: leave data.half out, or watcher = true")
+        if self.watcher and self.evaluation is None:
+            raise ValueError(
+                "watcher compares two models on held-out pairs: add [evaluation.data], pairs that neither is trained on"
+            )
+        return self
 
     @model_validator(mode="after")
     def _weights_are_trained(self) -> "RewardModelExperiment":

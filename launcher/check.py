@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 
 from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
-from towline.launcher.example_lines import example_lines
+from towline.launcher.example_lines import example_lines, half_lines
 from towline.launcher.experiment_file import read_experiment
 from towline.launcher.findings import Findings, Prompts
 from towline.launcher.on_cluster import read_on_cluster
@@ -57,6 +57,7 @@ def report_lines(experiment: ExperimentConfig, found: Findings, job: Sequence[st
         if examples is not None:
             name = "train" if examples.key == "data" else "held out"
             yield from example_lines(name, examples.data, examples.tokenized, examples.overlong)
+    yield from half_lines(found.halves)
     if found.isolation is not None:
         yield f"        programs run behind {found.isolation} on this machine, which was tried"
     if found.plan is not None:

@@ -1,6 +1,6 @@
 """What a terminal shows of a dataset of examples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from towline.storage.dataset_files import shown
 from towline.storage.example_config import Overlong
 from towline.storage.example_report import ExampleReport, Lengths
 from towline.storage.examples import ExampleDataset
+from towline.storage.halves import HalfCount
 from towline.storage.records import Demonstration, Preference
 from towline.trainer.example_lengths import LengthCounts
 
@@ -26,6 +27,8 @@ def example_lines(
     """
     report = dataset.report
     source = shown(Path(dataset.source)) if Path(dataset.source).is_absolute() else dataset.source
+    if dataset.half is not None:
+        source = f"{dataset.half} half of {source}"
     yield (
         f"data    {name}   {report.num_rows:,} {_kind(dataset)}, {report.num_duplicates:,} of them again, "
         f"{report.num_rejected:,} rows rejected   {source}"
@@ -37,6 +40,15 @@ def example_lines(
     yield from _doubts(report)
     for example in [] if tokenized is None else tokenized.rendered:
         yield from _rendered(example)
+
+
+def half_lines(halves: Sequence[HalfCount]) -> Iterator[str]:
+    """What each of two models learns from; nothing where the data is not divided."""
+    for count in halves:
+        yield (
+            f"data    {count.half} half   {count.num_pairs:,} preferences on {count.num_prompts:,} prompts, for the "
+            f"{'reward model' if count.half == 'first' else 'watcher'}"
+        )
 
 
 def _kind(dataset: ExampleDataset[Any]) -> str:

@@ -1,6 +1,6 @@
 """What can be known of a run's examples before it starts: rows, repetitions, what is held out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from towline.jobs.experiment import (
@@ -18,6 +18,7 @@ from towline.launcher.tokenized_prompts import can_tokenize
 from towline.storage.errors import InputError
 from towline.storage.example_config import DemonstrationData, PreferenceData, StepData
 from towline.storage.examples import ExampleDataset, leakage, survey_demonstrations, survey_preferences, survey_steps
+from towline.storage.halves import count_halves
 from towline.storage.records import Demonstration, LabelledSteps, Preference
 
 Config = TypeVar("Config", DemonstrationData, PreferenceData, StepData)
@@ -37,6 +38,8 @@ def look_at_examples(found: Findings, file: ExperimentFile, experiment: Supervis
         case StepRewardExperiment(data=data, evaluation=evaluation):
             _look_at_data(found, data, evaluation.data if evaluation else None, survey_steps)
     _tokenize(found, experiment)
+    if isinstance(experiment, RewardModelExperiment) and experiment.watcher:
+        _divide(found, experiment.seed)
     _look_at_batch(found, file, experiment)
     if isinstance(experiment, DpoExperiment):
         _look_at_beta(found, file, experiment)
@@ -96,17 +99,34 @@ def _tokenize(found: Findings, experiment: SupervisedExperiment) -> None:
         found.warnings += (f"{examples.key}: {warning}" for warning in counted.warnings)
 
 
-def _look_at_batch(found: Findings, file: ExperimentFile, experiment: SupervisedExperiment) -> None:
-    examples, batch, key = found.train_examples, experiment.trainer.batch_size, "trainer.batch_size"
-    if examples is None:
+def _divide(found: Findings, seed: int) -> None:
+    """Into halves, of each of which a model learns what is not left out as over-long."""
+    if (examples := found.train_examples) is None:
         return
-    lengths = examples.tokenized.lengths if examples.tokenized is not None else None
-    num_examples = len(examples.data.rows) - (lengths.num_dropped if lengths is not None else 0)
-    if batch > num_examples:
-        found.problems.append(
-            f"{file.where(key)}: {key} ({batch}) must be at most the {num_examples} examples of data.train: a step "
-            "never holds one twice."
-        )
+    rows = examples.data.rows
+    kept = {row.row for row in rows} if examples.tokenized is None else set(examples.tokenized.rows)
+    found.halves = count_halves((row for row in rows if row.row in kept), seed)
+
+
+def _look_at_batch(found: Findings, file: ExperimentFile, experiment: SupervisedExperiment) -> None:
+    batch, key = experiment.trainer.batch_size, "trainer.batch_size"
+    for name, num_examples in _learned_from(found):
+        if batch > num_examples:
+            found.problems.append(
+                f"{file.where(key)}: {key} ({batch}) must be at most the {num_examples} examples of {name}: a step "
+                "never holds one twice."
+            )
+
+
+def _learned_from(found: Findings) -> Iterator[tuple[str, int]]:
+    """What a model learns from, and how many examples that are."""
+    examples = found.train_examples
+    if found.halves:
+        yield from ((f"the {count.half} half of data.train", count.num_pairs) for count in found.halves)
+    elif examples is not None:
+        lengths = examples.tokenized.lengths if examples.tokenized is not None else None
+        half = f"the {examples.data.half} half of " if examples.data.half is not None else ""
+        yield f"{half}data.train", len(examples.data.rows) - (lengths.num_dropped if lengths is not None else 0)
 
 
 def _look_for_leakage(found: Findings, train: ExampleDataset[Example], held_out: ExampleDataset[Example]) -> None:

@@ -12,6 +12,7 @@ from towline.storage.datasets import PromptDataset
 from towline.storage.errors import InputError
 from towline.storage.example_config import Overlong
 from towline.storage.examples import ExampleDataset
+from towline.storage.halves import HalfCount
 
 T = TypeVar("T")
 
@@ -51,6 +52,8 @@ class Findings:
     held_out: Prompts | None = None
     train_examples: Examples | None = None
     held_out_examples: Examples | None = None
+    halves: list[HalfCount] = field(default_factory=list[HalfCount])
+    """Of the training pairs, where a model is trained on each."""
     plan: Plan | None = None
     isolation: Isolation | None = None
     """What shuts in the programs of a code reward on this machine; None where none are run, or nothing does."""

@@ -52,6 +52,8 @@ class RenderedExample:
 class TokenizedExamples:
     """One dataset. Tokens are those that are trained on, after over-long examples were cut or left out."""
 
+    rows: list[int]
+    """Of each example, its row in the dataset."""
     prompt_tokens: list[int]
     """Of each example: what stands before the first token that is learned."""
     learned_tokens: list[int]
@@ -133,6 +135,7 @@ def _tokenize(
         except DataError as error:
             problems.append(str(error))
     return TokenizedExamples(
+        rows=[example.row for example in tokenized],
         prompt_tokens=[_sequences(example)[0].num_prompt_tokens for example in tokenized],
         learned_tokens=[sum(len(ids) for ids in _learned(example)) for example in tokenized],
         rendered=[

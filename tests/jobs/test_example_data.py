@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from towline.jobs.example_data import context_tokens, data_hash, example_schedule, token_digest
+from chat_tokenizers import byte_tokenizer, save_tokenizer
+from towline.jobs.example_data import context_tokens, data_hash, example_schedule, token_digest, token_pairs
 from towline.jobs.experiment import SftExperiment
 from towline.storage.errors import ConfigError
+from towline.storage.example_config import Half, PreferenceData
 from towline.storage.schedule import PromptSchedule
 from towline.trainer.packing import TokenSequence
 
@@ -69,6 +71,23 @@ def test_a_data_hash_tells_everything_that_a_step_trains_on() -> None:
     ]
     assert len(set(known)) == len(known)
     assert known[0] == data_hash(TWO, masks, PromptSchedule(9, 3, 0, key="trainer.batch_size"))
+
+
+def test_a_data_hash_tells_the_half_that_is_trained_on(tmp_path: Path) -> None:
+    """A resume with another half, or another division into halves, is refused by it."""
+    rows = [json.dumps({"prompt": f"p{number}", "chosen": "a", "rejected": "b"}) + "\n" for number in range(20)]
+    (tmp_path / "train.jsonl").write_text("".join(rows))
+    policy = SimpleNamespace(folder=save_tokenizer(tmp_path / "model", byte_tokenizer(), eos_token="</s>"))
+    role = SimpleNamespace(heartbeat=SimpleNamespace(beat=lambda phase: None))
+
+    def tokens(half: Half | None, seed: int = 0) -> list[TokenSequence]:
+        data = PreferenceData(train=str(tmp_path / "train.jsonl"), chat=False, half=half, half_seed=seed)
+        pairs = token_pairs(role, SimpleNamespace(policy=policy), data, None)
+        return [one for pair in pairs for one in (pair.chosen, pair.rejected)]
+
+    found = [tokens(None), tokens("first"), tokens("second"), tokens("first", 1)]
+    assert len(found[1]) + len(found[2]) == len(found[0]) == 40
+    assert len({data_hash(one, None, PromptSchedule(5, 1, 0)) for one in found}) == 4
 
 
 def test_a_run_of_two_epochs_goes_on_at_the_end_of_the_first(tmp_path: Path) -> None:

@@ -77,6 +77,16 @@ def test_an_override_from_the_command_line_names_another_table_folder(write, tmp
     assert override_experiment(experiment, ("steps=20",)).steps == 20
 
 
+def test_a_watcher_has_the_other_half_and_pairs_to_be_compared_on(write) -> None:
+    path = write("reward_model")
+    assert load_experiment(path, ("watcher=true",)).watcher
+    assert "leave data.half out, or watcher = true" in refusal(path, "watcher=true", "data.half=first")
+    path.write_text(path.read_text().partition("[evaluation]")[0])
+    assert not load_experiment(path).watcher
+    assert "watcher compares two models on held-out pairs: add [evaluation.data]" in refusal(path, "watcher=true")
+    assert "watcher is not a field" in refusal(write("dpo"), "watcher=true")
+
+
 def test_a_warm_up_leaves_steps_for_the_schedule(write) -> None:
     said = refusal(write(), "trainer.warmup_steps=10")
     assert "trainer.warmup_steps (10) must be below steps (10)" in said

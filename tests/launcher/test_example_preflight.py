@@ -94,6 +94,61 @@ def test_a_batch_larger_than_the_data_is_a_problem(examples) -> None:
     assert problem.startswith("-o: trainer.batch_size (4) must be at most the 3 examples of data.train")
 
 
+@pytest.fixture
+def without_tokenizer(monkeypatch) -> None:
+    """Starting one takes seconds."""
+    monkeypatch.setattr("towline.launcher.example_preflight.can_tokenize", lambda: False)
+
+
+@pytest.mark.usefixtures("without_tokenizer")
+def test_check_says_what_each_of_two_models_learns_from(examples) -> None:
+    """With the seed 0 the prompts a and c are in the first half, b, g and i in the second."""
+    pairs = [(prompt, " x", " y") for prompt in "acbgib"]
+    project = examples("reward_model", pairs, [("x y", " z", " a"), ("y z", " x", " a")])
+    _, experiment = project.read("watcher=true")
+    found = project.look("watcher=true")
+    lines = list(report_lines(experiment, found))
+    assert [line for line in lines if " half " in line] == [
+        "data    first half   2 preferences on 2 prompts, for the reward model",
+        "data    second half   4 preferences on 3 prompts, for the watcher",
+    ]
+    assert any("in each of 2 runs 4 checkpoints of" in line for line in lines)
+    assert found.problems == []
+    assert project.look().halves == []
+
+
+@pytest.mark.usefixtures("without_tokenizer")
+def test_a_half_with_too_few_pairs_for_a_batch_is_a_problem(examples) -> None:
+    project = examples("reward_model", [(p, " x", " y") for p in "acbgi"], [("x y", " z", " a"), ("y z", " x", " a")])
+    (problem,) = project.look("watcher=true", "trainer.batch_size=3").problems
+    assert problem.startswith("-o: trainer.batch_size (3) must be at most the 2 examples of the first half of data.tr")
+    assert len(project.look("watcher=true", "trainer.batch_size=4").problems) == 2
+    (problem,) = project.look("data.half=first", "trainer.batch_size=3").problems
+    assert "must be at most the 2 examples of the first half of data.train" in problem
+    assert project.look("data.half=second", "trainer.batch_size=3").problems == []
+
+
+def test_pairs_that_are_left_out_as_overlong_are_in_no_half(examples) -> None:
+    long = " x" * 40
+    pairs = [("a", long, " y"), *((prompt, " x", " y") for prompt in "acbgi")]
+    project = examples("reward_model", pairs, [("x y", " z", " a"), ("y z", " x", " a")])
+    found = project.look("watcher=true", "data.overlong=drop")
+    assert [count.num_pairs for count in found.halves] == [2, 3]
+
+
+@pytest.mark.usefixtures("without_tokenizer")
+def test_a_half_is_named_beside_its_file_and_only_it_leaks(examples) -> None:
+    """The held-out prompt a is of the first half."""
+    project = examples("reward_model", [(p, " x", " y") for p in "acbgi"], [("a", " z", " x"), ("y z", " x", " a")])
+    found = project.look("data.half=second")
+    (line,) = (line for line in report_lines(project.read("data.half=second")[1], found) if "data    train" in line)
+    assert "   3 preferences, " in line
+    assert "   second half of " in line
+    leaks = [project.look(option).warnings[0] for option in ("data.half=first", "watcher=true")]
+    assert all("1 of 2 held-out prompts are also in data.train" in warning for warning in leaks)
+    assert not any("held-out prompts" in warning for warning in found.warnings)
+
+
 def test_held_out_prompts_that_are_trained_on_are_told(examples) -> None:
     (warning,) = examples(held_out=[*HELD_OUT, TRAIN[0]]).look().warnings
     assert warning.startswith("evaluation.data: 1 of 3 held-out prompts are also in data.train")

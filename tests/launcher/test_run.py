@@ -65,6 +65,7 @@ def pairs(project, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("objective", "option", "names", "told"),
     [
+        ("reward_model", "watcher=true", ["mine", "mine-watcher"], "same verdict on 0.667"),
         ("dpo", "sweep.beta=[0.1, 0.2]", ["mine-beta-0.1", "mine-beta-0.2"], "less than the best"),
     ],
 )

@@ -195,6 +195,21 @@ def test_what_takes_one_run_refuses_several(
     assert not Path(f"{sbatch}.calls").exists()
 
 
+def test_a_reward_model_and_its_watcher_are_a_job_each(
+    pairs, cluster: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs.change('"dpo"', '"reward_model"\nwatcher = true')
+    assert submit(pairs, cluster, "--dry-run") == 2
+    one = ("-o", "watcher=false", "-o", "data.half=first", "-o", "data.half_seed=0")
+    assert f"a dry run shows one. Add {' '.join(one)} for the first." in capsys.readouterr().err
+    assert submit(pairs, cluster, "--dry-run", *one) == 0
+    assert not Path(f"{sbatch}.calls").exists()
+    assert submit(pairs, cluster, "-o", "run.name=first") == 0
+    for name, half in (("first", "first"), ("first-watcher", "second")):
+        run = RunDirectory.open(pairs.folder / "cluster-runs" / name)
+        assert recorded_experiment(run.config.read_text()).data.half == half
+
+
 def test_from_python_a_job_comes_back(project, cluster: Path, sbatch: Path) -> None:
     # case G4-15: no warning, which would be an error here: what is sent has a checkpoint
     job = submit_experiment(project.file, cluster=str(cluster), overrides=("run.name=first",))

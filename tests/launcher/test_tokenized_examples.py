@@ -203,6 +203,7 @@ def test_lines_show_counts_doubts_and_the_first_examples(tmp_path: Path):
         longest_tokens=5000,
     )
     found = TokenizedExamples(
+        rows=[0, 1, 2],
         prompt_tokens=[10, 20, 30],
         learned_tokens=[2, 4, 2000],
         rendered=[RenderedExample(row=0, texts=["a\n⟦b\x1b</s>⟧", "a\n⟦c</s>⟧"])],
