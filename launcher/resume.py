@@ -11,6 +11,7 @@ from towline.launcher.environment import describe_environment
 from towline.launcher.preflight import machine_problems, raise_problems
 from towline.launcher.run import carry_out, refuse_login_node
 from towline.launcher.run_job import live_jobs
+from towline.launcher.several_runs import runs_of
 from towline.launcher.submit import announce, prepare_again, submit_prepared
 from towline.storage.dataset_files import shown
 from towline.storage.errors import InputError, RunFolderError
@@ -76,6 +77,11 @@ def _changed(run: RunDirectory, overrides: tuple[str, ...]) -> tuple[ExperimentC
     before = recorded_experiment(run.config.read_text())
     experiment = override_experiment(before, overrides)
     _refuse_resets(run, before, experiment)
+    if len(runs_of(run.root, experiment)) > 1:
+        raise InputError(
+            f"{run.root.name} is one run and cannot go on as several: leave sweep and watcher out, or start a new run. "
+            "Nothing was started."
+        )
     state = run.read_state()
     if state.get("status") == "done" and experiment.steps <= state["next_step"]:
         raise InputError(

@@ -132,6 +132,31 @@ def test_all_of_data_is_the_data_cursor(
     assert started.attempts == []
 
 
+@pytest.mark.parametrize(
+    ("objective", "option"), [("reward_model", "watcher=true"), ("dpo", "sweep={beta = [0.1, 0.2]}")]
+)
+def test_one_run_does_not_go_on_as_several(
+    project, started: Started, objective: str, option: str, capsys: pytest.CaptureFixture[str]
+):
+    project.learn_from_pairs(objective)
+    run = make_run(*project.read("run.name=pairs"))
+    before = folder_of(run)
+    assert resume(run, option) == 2
+    assert "pairs is one run and cannot go on as several" in capsys.readouterr().err
+    assert folder_of(run) == before
+    assert started.attempts == []
+
+
+def test_a_run_on_a_half_goes_on_with_it(project, started: Started, capsys: pytest.CaptureFixture[str]):
+    project.learn_from_pairs("reward_model")
+    run = make_run(*project.read("run.name=pairs", "data.half=first"))
+    for option in ("data.half=second", "data.half_seed=1"):
+        assert resume(run, option) == 2
+        assert "the data cursor would not be that of the run" in capsys.readouterr().err
+    assert resume(run) == 0
+    assert len(started.attempts) == 1
+
+
 def test_the_value_that_the_run_has_is_no_change(run: RunDirectory, started: Started):
     assert resume(run, "seed=0", "trainer.kl_beta=0.04") == 0
     assert len(started.attempts) == 1
