@@ -24,9 +24,6 @@ from towline.storage.records import Demonstration, LabelledSteps, Preference
 Config = TypeVar("Config", DemonstrationData, PreferenceData, StepData)
 Example = TypeVar("Example", Demonstration, Preference, LabelledSteps)
 
-BETA_RANGE = (0.05, 0.5)
-"""Of DPO, where it is usually of use."""
-
 
 def look_at_examples(found: Findings, file: ExperimentFile, experiment: SupervisedExperiment) -> None:
     """`found` has the model already."""
@@ -41,8 +38,6 @@ def look_at_examples(found: Findings, file: ExperimentFile, experiment: Supervis
     if isinstance(experiment, RewardModelExperiment) and experiment.watcher:
         _divide(found, experiment.seed)
     _look_at_batch(found, file, experiment)
-    if isinstance(experiment, DpoExperiment):
-        _look_at_beta(found, file, experiment)
     if found.model is not None:
         found.plan = trainer_plan(experiment, found.model)
 
@@ -139,17 +134,3 @@ def _look_for_leakage(found: Findings, train: ExampleDataset[Example], held_out:
         found.problems.append(f"{text}: an evaluation on them measures memory. Hold prompts out of the training data.")
     else:
         found.warnings.append(f"{text}; what is measured will be too good by what is remembered")
-
-
-def _look_at_beta(found: Findings, file: ExperimentFile, experiment: DpoExperiment) -> None:
-    low, high = BETA_RANGE
-    sweep = experiment.sweep
-    key, betas = ("trainer.beta", (experiment.trainer.beta,)) if sweep is None else ("sweep.beta", sweep.beta)
-    for beta in betas:
-        if not low <= beta <= high:
-            why = (
-                "so small a beta hardly holds the policy to the reference, and it forgets what the pairs do not show"
-                if beta < low
-                else "so large a beta holds the policy at the reference, and little is learned"
-            )
-            found.warnings.append(f"{file.where(key)}: {key} = {beta:g} is outside {low} to {high}: {why}")

@@ -11,12 +11,13 @@ from pathlib import Path
 import psutil
 
 from towline.jobs.devices import assign_gpus, visible_gpus
-from towline.jobs.experiment import ExperimentConfig, RolloutExperiment
+from towline.jobs.experiment import DpoExperiment, ExperimentConfig, IteratedDpoExperiment, RolloutExperiment
 from towline.launcher.example_preflight import look_at_examples
 from towline.launcher.experiment_file import ExperimentFile
 from towline.launcher.findings import Findings
 from towline.launcher.model_folder import ModelSizes, looks_like_hub_name, read_sizes
 from towline.launcher.plan import Plan, size_text
+from towline.launcher.preference_beta import beta_warnings
 from towline.launcher.processor import slow_precision
 from towline.launcher.prompt_preflight import Tokenizer, look_at_prompts
 from towline.launcher.several_runs import runs_of
@@ -47,6 +48,8 @@ def preflight(
         look_at_prompts(found, file, experiment, tokenizer, for_cluster)
     else:
         look_at_examples(found, file, experiment)
+    if isinstance(experiment, DpoExperiment | IteratedDpoExperiment):
+        found.warnings += beta_warnings(file, experiment)
     found.problems += _adapter_problems(file, experiment, found.model)
     if for_cluster is None:
         found.warnings += filter(None, [slow_precision(experiment)])
