@@ -132,10 +132,7 @@ class _Worker:
         if start is None:
             return None
         self._step = max(self._step, start["step"], self.role.store.get("training") or 0)
-        last = min(
-            self.engine.version + self.role.circle.rollout.max_staleness,
-            self.role.circle.steps - 1,
-        )
+        last = min(self.engine.version + self.role.circle.rollout.max_staleness, self.role.circle.steps - 1)
         # Not `_step` itself: a chunk of the step that is trained may come back from an engine that died.
         for step in range(self._step, last + 1):
             claimed = self._claim(self.training, step)

@@ -23,12 +23,7 @@ def score_run(role: Role, number: int) -> None:
         number: which of the scorers this is; each grades its share of a step's chunks.
     """
     workloads = [
-        work
-        for work in (
-            training_work(role.circle, role.run),
-            evaluation_work(role.circle, role.run),
-        )
-        if work
+        work for work in (training_work(role.circle, role.run), evaluation_work(role.circle, role.run)) if work
     ]
     graders = {work.name: _grader(role, work) for work in workloads}
     try:
