@@ -59,6 +59,7 @@ def test_every_round_is_of_the_present_policy_and_agrees_with_its_engine(undistu
         assert 0.1 <= row["preference/reward_gap"] <= 1.1
 
 
+@pytest.mark.matrix
 def test_replay_gives_the_live_losses_again(undisturbed: LiveRun) -> None:
     command = [sys.executable, "-m", "towline.launcher.cli", "replay", str(undisturbed.folder), "--step", "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
