@@ -22,6 +22,7 @@ from deepspeed_worker import RecordingEngine, to_numpy
 from worker_rank import end_process, worker_rank
 
 from towline.jobs import rollout_trainer
+from towline.jobs.load_experiment import load_experiment
 from towline.storage.checkpoints import TrainingState
 from towline.storage.errors import CheckpointError
 from towline.trainer import grpo
@@ -33,6 +34,7 @@ from towline.trainer.policy import load_policy
 from towline.trainer.reference import Reference
 from towline.trainer.rollout_steps import Metrics, train
 
+EXPERIMENT = Path(__file__).parents[2] / "jobs" / "experiments" / "tiny-grpo.toml"
 STEPS, EVERY, TEMPERATURE = 6, 2, 0.7
 SAVED = (2, 3)
 """Versions with a checkpoint: of a refresh, and of the step after it."""
@@ -162,12 +164,14 @@ def what_is_loaded(folder: Path) -> dict[str, bool]:
 
     usual, rollout_trainer.Reference = rollout_trainer.Reference, ask  # pyright: ignore
     for beta in (0.0, 0.1):
-        experiment = SimpleNamespace(
-            rollout=SimpleNamespace(temperature=1.0),
-            policy=SimpleNamespace(folder=folder / "start", reference="offloaded"),
-            trainer=TrainerConfig(learning_rate=1.0, kl_beta=beta, reference_every=2, precision="float32"),
-        )
-        role: Any = SimpleNamespace(grpo=experiment, heartbeat=SimpleNamespace(beat=lambda phase: None))
+        experiment = load_experiment(
+            EXPERIMENT,
+            (
+                f"policy.model={folder / 'start'}", "policy.reference=offloaded", "trainer.reference_every=2",
+                f"trainer.kl_beta={beta}",
+            ),
+        )  # fmt: skip
+        role: Any = SimpleNamespace(circle=experiment, heartbeat=SimpleNamespace(beat=lambda phase: None))
         try:
             assert rollout_trainer._load(role, folder)[1] is None
             found[str(beta)] = False

@@ -477,14 +477,18 @@ MEASURED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "relative"), [("tied", 1e-6), ("untied", 1e-6), ("bfloat16", 1e-3)])
+@pytest.mark.parametrize(
+    ("name", "relative", "of_gradient"),
+    # Two roundings to bfloat16 were seen where the processor multiplies in it.
+    [("tied", 1e-6, 1e-6), ("untied", 1e-6, 1e-6), ("bfloat16", 1e-3, 4 * 2**-8)],
+)
 @pytest.mark.parametrize("stage", STAGES)
-def test_one_pass_over_the_logits_is_two_passes(found, name, relative, stage):
+def test_one_pass_over_the_logits_is_two_passes(found, name, relative, of_gradient, stage):
     one, two = f"{name}-zero{stage}", f"two-passes-{name}-zero{stage}"
     for measured in MEASURED:
         assert found.values(one)[measured] == pytest.approx(found.values(two)[measured], rel=relative), measured
     assert found.values(one)["loss/clipped"] > 0
-    assert largest_difference(found.arrays(one), found.arrays(two), "gradient") < relative
+    assert largest_difference(found.arrays(one), found.arrays(two), "gradient") < of_gradient
 
 
 # --- the reference -----------------------------------------------------------------------------------------------
