@@ -8,6 +8,11 @@ from towline.jobs.launch import GroupName, ProcessSpec
 from towline.storage.run_directory import RunDirectory
 
 TRAINER = "trainer"
+_OF_TRAINER = {
+    # oneDNN keeps what it made for each shape of a product, of 1,024. Packed steps hardly repeat a shape: in bfloat16
+    # on CPU that grew by gigabytes. A micro-batch has some twenty shapes, in each of its layers: these stay.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,7 @@ class Attempt:
                 group=group,
                 number=number,
                 arguments=() if group == "trainer" else (str(number),),
-                environment=common | {"OMP_NUM_THREADS": str(threads)},
+                environment=common | {"OMP_NUM_THREADS": str(threads)} | (_OF_TRAINER if group == "trainer" else {}),
                 log=self.run.log(self.number, f"{name}.launch"),
             )
 
