@@ -95,6 +95,9 @@ def compare_losses(live: Mapping[int, Row], replayed: Sequence[Row]) -> list[Ste
 
 def _loss(row: Row) -> float:
     """What was not finite is written as null; a step that was not finished has no loss."""
+    # A round whose rewards made no pair minimised nothing, live and again.
+    if row.get("preference/pairs") == 0:
+        return 0.0
     value = next((row[name] for name in LOSSES if name in row), None)
     return float("nan") if value is None else value
 

@@ -76,3 +76,11 @@ def test_a_replay_without_a_step_is_an_error() -> None:
 def test_the_largest_difference_may_be_negative() -> None:
     losses = compare_losses({0: {"loss/policy": 1.0}}, [{"step": 0, "loss/policy": 0.5}])
     assert table(losses)[-1] == "0 of 1 steps within 1e-06; largest difference 5.0e-01"
+
+
+def test_a_round_without_a_pair_is_the_same_again_and_not_one_with_pairs():
+    nothing = {"step": 3, "preference/pairs": 0.0}
+    learned = {"step": 3, "preference/pairs": 2.0, "loss/preference": 0.7}
+    assert [one.is_same for one in compare_losses({3: nothing}, [nothing])] == [True]
+    assert [one.is_same for one in compare_losses({3: learned}, [learned])] == [True]
+    assert [one.is_same for one in compare_losses({3: learned}, [nothing])] == [False]
