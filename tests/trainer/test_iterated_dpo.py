@@ -183,3 +183,13 @@ def test_equal_rewards_change_nothing_and_groups_without_scores_are_an_error(fol
         with pytest.raises(RewardError, match=r"step 4: no prompt has two scored completions"):
             inner_steps(trainer, config, [unscored], step=4)
     assert all(torch.equal(weight, before[name]) for name, weight in weights(trainer).items())
+
+
+def test_the_likelihood_of_chosen_completions_is_added_with_its_weight(folder):
+    groups, config = sampled_groups(folder), trained(nll_weight=0.5)
+    with single_rank():
+        metrics = inner_steps(engine(folder, config), config, groups)
+    pairs = ranked_pairs(groups, 1)
+    lengths = np.array([len(pair.rollout_logprobs[0]) for pair in pairs])
+    expected = math.log(2) - 0.5 * (policy_sums(folder, pairs)[:, 0] / lengths).mean()
+    assert metrics["loss/preference"] == pytest.approx(expected, abs=1e-5)
